@@ -182,6 +182,18 @@ def test_a_method_with_the_name_of_another_one_s_row_is_refused(tmp_path: Path, 
             },
             "methods.Soft.slots.anchor: AttentiveMessages' alpha must be at most sigma / (K - 1)",
         ),
+        (
+            {
+                "path": "medpfl.methods.softpull.SoftPull",
+                "slots": {
+                    "model": {
+                        "path": "medpfl.core.mixers.StatisticsDistance",
+                        "args": {"statistics": "batch_norm_running", "from_round": 99},
+                    }
+                },
+            },
+            "methods.Soft.slots.model: StatisticsDistance's from_round is 99, and the job has",
+        ),
         ({"path": "bounded_fedavg.OtherStart"}, "unfair: Soft starts its network 'model' from other initial weights"),
     ],
 )

@@ -111,6 +111,17 @@ def test_zero_distances_share_the_weight_as_the_limit_does() -> None:
         np.testing.assert_allclose(inverse_distance_weights(near, 0.5), found, atol=1e-11)
 
 
+def test_statistics_beyond_all_numbers_leave_their_hospital_far_from_all() -> None:
+    """One hospital that told 1e200 made weights that are no numbers, and the job ended with an error."""
+    told: list[State | None] = [*statistics(4)]
+    told[2] = {key: torch.full_like(values, 1e200) for key, values in statistics(4)[2].items()}
+    found = weights(told, lam=0.4)
+    np.testing.assert_allclose(found[2], [0.2, 0.2, 0.4, 0.2])
+    others = [0, 1, 3]
+    np.testing.assert_array_equal(found[np.ix_(others, others)], weights([told[index] for index in others], lam=0.4))
+    assert (found[others, 2] == 0).all()
+
+
 def test_a_lone_hospital_keeps_its_model() -> None:
     np.testing.assert_array_equal(weights([statistics(1)[0]], lam=0.3), [[1.0]])
 

@@ -18,7 +18,7 @@ from medpfl.data.samples import empty_like
 from medpfl.data.target import Target
 from medpfl.deployed.export import export
 from medpfl.job import Job
-from medpfl.methods.auto import KEPT, MEMBERS, MIXTURES, Auto, Mixture
+from medpfl.methods.auto import KEPT, MEMBERS, MIXTURES, Auto, Mixture, Record
 from medpfl.methods.contract import Site
 from tools import normed, run
 
@@ -262,3 +262,14 @@ def test_a_model_that_broke_gets_no_share_while_it_is_broken(
         assert anna.method.predict("personal", anna.models.eval(), anna.data.splits["test"].inputs[:]).isfinite().all()
     play(coordinator, runners, 4)
     assert bool(anna.models["record"].get_buffer("losses").isfinite().all()) == (broken == "tuned")
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_the_mean_of_losses_begins_anew_after_one_that_is_not_finite(broken: float) -> None:
+    """A squared error that overflowed in one round counted as the largest number there is in all rounds after it."""
+    record, losses = Record(1), torch.ones(1, len(MIXTURES), dtype=torch.float64)
+    record.with_round(losses)
+    bad = losses.clone()
+    bad[0, 2] = broken
+    assert record.with_round(bad)[0, 2] == torch.inf
+    assert record.with_round(losses).tolist() == [pytest.approx([1.0] * len(MIXTURES))]

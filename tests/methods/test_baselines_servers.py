@@ -313,6 +313,15 @@ def test_the_chosen_model_fits_best_and_the_other_returns_untouched(
         assert not any(key.startswith("choice") for slot in sent[site].values() for key in slot)
 
 
+def test_a_model_that_broke_is_not_chosen(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """Its loss is no number. All hospitals chose it, beside another one that fits."""
+    coordinator, runners = begin(make_job(mixers=cluster_slots(), method=ifca()), table_sites, tmp_path)
+    for site, message in coordinator.rounds.train_messages(1, list(coordinator.roster)).items():
+        message.slots["cluster0"]["cluster0.0.weight"].fill_(torch.nan)
+        runners[site].handle(message)
+    assert set(choices(runners).values()) == {1}
+
+
 def test_cluster_mean_by_hand() -> None:
     def states(flags: list[float]) -> list[State]:
         return [{"m.w": torch.tensor([float(k)]), "chosen.0": torch.tensor(f)} for k, f in enumerate(flags)]

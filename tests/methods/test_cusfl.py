@@ -338,6 +338,23 @@ def test_who_is_absent_counts_with_its_newest_model_and_who_never_joined_does_no
         torch.testing.assert_close(got[0]["w"], (first[0]["w"] + second[2]["w"]) / 2)
 
 
+@pytest.mark.parametrize(("uniform", "shares"), [(True, (1, 1, 1)), (False, (3, 1, 2))])
+def test_who_is_not_there_when_a_run_goes_on_counts_with_its_newest_model(
+    uniform: bool, shares: tuple[int, ...]
+) -> None:
+    """It was left out as if it had never joined: the job that goes on has no first message of it."""
+    first, second = states(1), states(2)
+    server = OneSlot(MeanOfLatest(uniform=uniform), states(9)[0], {"a": 3.0, "b": 1.0, "c": 2.0})
+    server.mix(first)
+    server = server.restarted(MeanOfLatest(uniform=uniform))
+    server.sizes["a"] = 0.0
+    for _ in range(2):
+        got, _ = server.mix(second, [False, True, True])
+        newest = (first[0]["w"], second[1]["w"], second[2]["w"])
+        expected = sum(n * w for n, w in zip(shares, newest, strict=True)) / sum(shares)
+        torch.testing.assert_close(got[0]["w"], expected)
+
+
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 

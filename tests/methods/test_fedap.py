@@ -163,6 +163,13 @@ def running() -> StatisticsDistance:
     return StatisticsDistance(statistics="batch_norm_running", from_round=3)
 
 
+def test_a_job_that_ends_before_f_fedap_begins_is_refused(make_job: Make) -> None:
+    """It was FedBN, in silence: 'medpfl job new --from ffedap_skin --rounds 20', say."""
+    fedap_job(make_job, running(), rounds=3)
+    with pytest.raises(ConfigError, match=r"from_round is 3, and the job has 2 rounds: all .* FedBN's; .* here 2$"):
+        fedap_job(make_job, running(), rounds=2)
+
+
 @pytest.mark.slow
 def test_f_fedap_is_fedbn_for_the_first_half(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     found = run(fedap_job(make_job, running()), table_sites, tmp_path / "f")

@@ -110,6 +110,23 @@ def test_of_equal_losses_the_first_counts(make_job: Make, table_sites: dict[str,
         assert runner.rounds.kept["labels"].tolist() == [0] * len(runner.data.splits["train"])
 
 
+def test_a_model_whose_loss_is_no_number_is_no_samples_class(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """One hospital's model that diverged was the class of every sample at all hospitals."""
+    coordinator, runners = pieces(make_job(rounds=1, mixers=slots(), method=extra()), table_sites, tmp_path)
+    ready(coordinator, runners)
+    messages = coordinator.rounds.train_messages(1, coordinator.joined)
+    coordinator.rounds.take_train(1, exchange(runners, messages))
+    messages = coordinator.rounds.refine_messages()
+    broken = messages["anna"].slots["personal@berta"]
+    broken.update({key: torch.full_like(tensor, torch.nan) for key, tensor in broken.items()})
+    runners["anna"].handle(messages["anna"])
+    labels = runners["anna"].rounds.kept["labels"]
+    assert isinstance(labels, torch.Tensor)
+    assert len(labels) and 2 not in labels.tolist()
+
+
 def test_what_travels_for_the_labels(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     """The first exchange after the last round brings all models once, later ones the selector; it is counted."""
     coordinator, runners, _ = trained(make_job(rounds=2, mixers=slots(), method=extra()), table_sites, tmp_path)

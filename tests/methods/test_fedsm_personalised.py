@@ -123,6 +123,8 @@ def test_exchanges_of_the_personaliser_s_own_are_refused(
     mixers = {**method.components(), "own_personal": NetworkProx(tau=0.1, graph="complete")}
     with pytest.raises(ConfigError, match="PFedNet exchanges slots within a round"):
         pieces(make_job(mixers=mixers, method=method, task=normed()), table_sites, tmp_path)
+    with pytest.raises(ConfigError, match=r"alternate is \[2, 9\], and the job has 3 rounds"):
+        make_job(mixers=mixers, method=FedSMPersonalised(personaliser=PFedNet(alternate=(2, 9))), task=normed())
     assert FedSMPersonalised(personaliser=PFedNet()).refinements(1, 2) == FedSM().refinements(1, 2)
 
 

@@ -153,6 +153,14 @@ def test_algorithm_5_exchanges_one_part_at_a_time(make_job: Make, table_sites: d
     assert len(seen) == 3 and coordinator.done == 2
 
 
+def test_a_job_that_never_trains_the_shared_part_is_refused(make_job: Make) -> None:
+    """It stayed at its random initial weights, in silence."""
+    prox = NetworkProx(tau=0.02, graph="complete")
+    job(make_job, prox, rounds=4, alternate=(3, 4))
+    with pytest.raises(ConfigError, match=r"alternate is \[3, 4\], and the job has 3 rounds: the shared part is"):
+        job(make_job, prox, rounds=3, alternate=(3, 4))
+
+
 def test_what_is_fixed_keeps_its_batchnorm_statistics(
     make_job: Make, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

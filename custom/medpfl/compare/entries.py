@@ -104,6 +104,7 @@ def build_entry(file: Comparison, name: str, made: Build, values: Arguments) -> 
     codecs = build_codecs(given.codecs.model_dump(), f"{where}.codecs") if given.codecs else None
     entry = Entry(name, method, mixers, dict(values), codecs)
     check_roster(entry, made.roster, where)
+    _check_length(entry, file.rounds, where)
     return entry
 
 
@@ -154,6 +155,17 @@ def check_roster(entry: Entry, roster: tuple[str, ...], where: str) -> None:
             mixer.check(roster)
         except ConfigError as error:
             raise ConfigError(f"{where}.slots.{slot}: {error}") from error
+
+
+def _check_length(entry: Entry, rounds: int, where: str) -> None:
+    """Before the first run instead of in the method's own, which may come hours later."""
+    parts: dict[str, Method | Mixer] = {where: entry.method}
+    parts.update((f"{where}.slots.{slot}", mixer) for slot, mixer in entry.mixers.items())
+    for place, part in parts.items():
+        try:
+            part.check_length(rounds)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from error
 
 
 def check_equal_work(entries: list[Entry]) -> None:

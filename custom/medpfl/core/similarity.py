@@ -46,8 +46,9 @@ def distances(statistics: Sequence[State]) -> NDArray[np.float64]:
         means = [_values(entry[layer + MEAN]) for entry in statistics]
         variances = [_values(entry[layer + VARIANCE]) for entry in statistics]
         points = np.stack([np.concatenate([m, np.sqrt(v)]) for m, v in zip(means, variances, strict=True)])
-        for row in range(len(points)):  # the differences themselves: the Gram trick would cancel for close hospitals
-            result[row] += np.sqrt(np.square(points - points[row]).sum(axis=1))
+        with np.errstate(over="ignore"):  # a hospital that tells numbers beyond all others' is infinitely far
+            for row in range(len(points)):  # differences themselves: the Gram trick would cancel for close hospitals
+                result[row] += np.sqrt(np.square(points - points[row]).sum(axis=1))
     return result
 
 
@@ -59,7 +60,8 @@ def inverse_distance_weights(distance: NDArray[np.float64], lam: float) -> Matri
     """W = lam I + (1 - lam) w with w_ij proportional to 1 / d_ij and w_ii = 0.  Eq. (7), (8)
 
     Where hospitals have distance 0, 1 / d has no value: the limit is that they share a row's weight equally and the
-    others get none of it. A lone hospital keeps its model, W = [1].
+    others get none of it. Where all others are infinitely far, they share it equally, too. A lone hospital keeps its
+    model, W = [1].
 
     Args:
         distance: K x K, >= 0, symmetric.
@@ -73,6 +75,6 @@ def inverse_distance_weights(distance: NDArray[np.float64], lam: float) -> Matri
         others = np.delete(distance[row], row)
         least = others.min()
         # Relative to the nearest, so that nothing overflows however small the distances are.
-        share = (others == 0).astype(float) if least == 0 else least / others
+        share = least / others if 0 < least < np.inf else (others == least).astype(float)
         weights[row, np.arange(size) != row] = share / share.sum()
     return lam * np.eye(size) + (1 - lam) * weights

@@ -28,10 +28,11 @@ class Job:
         mixers: slot to the component that mixes it, for every slot, the references' first.
 
     Raises:
-        ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job encrypts what
-            the server must see (``check_encryptable``) or what is too fine for it, or there are start weights for a
-            network that is only planned when the job starts, or fewer hospitals are asked in a round than must answer,
-            or a codec goes by losses that nobody is told.
+        ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job is too short
+            for what the method or a component does in it (``check_length``), it encrypts what the server must see
+            (``check_encryptable``) or what is too fine for it, or there are start weights for a network that is only
+            planned when the job starts, or fewer hospitals are asked in a round than must answer, or a codec goes by
+            losses that nobody is told.
     """
 
     name: str
@@ -60,6 +61,9 @@ class Job:
             )
         check_sampling(self.settings, self.min_clients)
         object.__setattr__(self, "mixers", mixers_of(self.method, self.settings.references, self.components))
+        self.method.check_length(self.settings.rounds)
+        for mixer in self.mixers.values():
+            mixer.check_length(self.settings.rounds)
         if self.settings.encryption is not None:
             check_encryptable(self.mixers, self.settings.clip_updates is not None, self.codecs is not None)
             if (too_fine := self.method.too_fine()) is not None:

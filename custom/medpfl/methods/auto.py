@@ -83,7 +83,7 @@ class Record(nn.Module):
 
         A model that broke says nothing but NaN, which ``argmin`` takes for the least: its mixtures lose without bound.
         The mean begins anew for one that is sound again, as the tuned model is after the next round."""
-        losses = losses.nan_to_num(nan=torch.inf)
+        losses = losses.nan_to_num(nan=torch.inf, posinf=torch.inf)  # else infinity is the largest number, for good
         self.losses.copy_(torch.where(self.losses.isfinite(), self.losses, losses * self.weight))
         self.losses.mul_(KEPT).add_(losses, alpha=1 - KEPT)
         self.weight.mul_(KEPT).add_(1 - KEPT)

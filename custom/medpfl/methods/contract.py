@@ -141,6 +141,13 @@ class Method(Training):
         """The method as this hospital follows it; the same everywhere, unless the job says otherwise."""
         return self
 
+    def check_length(self, rounds: int) -> None:
+        """Refuse arguments with which a job of so many rounds would be over before they do anything.
+
+        Raises:
+            ConfigError: naming the argument, the value and what the rounds allow.
+        """
+
     @abstractmethod
     def models(self, build: Build) -> dict[str, nn.Module]:
         """The networks a hospital holds; ``build.network()`` makes the task's."""

@@ -4,6 +4,7 @@
 Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1, model averaging.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,7 +70,8 @@ class IFCA(Method):
 
     def local_round(self, site: Site) -> None:
         losses = [_training_loss(site, site.models[f"cluster{index}"]) for index in range(self.clusters)]
-        best = losses.index(min(losses))
+        # A model that diverged has no number for a loss, and nothing is smaller than that.
+        best = min(range(self.clusters), key=lambda index: (math.isnan(losses[index]), losses[index]))
         for name in (CHOSEN, "choice"):
             for index, flag in enumerate(site.models[name].buffers()):
                 flag.fill_(index == best)

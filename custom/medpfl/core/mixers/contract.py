@@ -69,6 +69,13 @@ class Mixer(Checked):
             ConfigError: naming the parameter, the value and what this roster allows.
         """
 
+    def check_length(self, rounds: int) -> None:
+        """Refuse parameters with which a job of so many rounds would be over before they do anything.
+
+        Raises:
+            ConfigError: naming the parameter, the value and what the rounds allow.
+        """
+
     def start(self, state: State) -> None:
         """Take the slot's initial tensors; called once, before round 1 of a run that does not resume."""
 

@@ -54,6 +54,13 @@ class StatisticsDistance(Mixer):
                 f"StatisticsDistance's from_round must be 1 for '{self.statistics}', got {self.from_round}"
             )
 
+    def check_length(self, rounds: int) -> None:
+        if self.from_round > rounds:
+            raise ConfigError(
+                f"StatisticsDistance's from_round is {self.from_round}, and the job has {rounds} rounds: all of them "
+                f"would be FedBN's; f-FedAP has half of the rounds plus one, here {rounds // 2 + 1}"
+            )
+
     def start(self, state: State) -> None:
         self._state.clear()
 

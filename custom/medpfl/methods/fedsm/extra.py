@@ -127,10 +127,11 @@ def _outputs(site: Site, places: Tensor) -> list[Tensor]:
 
 
 def _losses(site: Site, places: Tensor) -> np.ndarray:
-    """Loss of every model on every sample, n x (K + 1); numpy, whose argmin takes the first of equal ones."""
+    """Loss of every model on every sample, n x (K + 1), infinity where it is no number, which argmin would take for the
+    least; numpy, whose argmin takes the first of equal ones."""
     targets = site.data.splits["train"].targets[places]
     table = np.empty((len(places), len(site.roster) + 1))
     for column, outputs in enumerate(_outputs(site, places)):
         for row in range(len(places)):
             table[row, column] = float(site.task.loss(outputs[row : row + 1], targets[row : row + 1]))
-    return table
+    return np.where(np.isnan(table), np.inf, table)

@@ -60,6 +60,10 @@ class FedSMPersonalised(FedSM):
             f"FedSMPersonalised's personaliser must be one that FedSM can run: {type(self.personaliser).__name__}{why}"
         )
 
+    def check_length(self, rounds: int) -> None:
+        super().check_length(rounds)
+        self.personaliser.check_length(rounds)
+
     def models(self, build: Build) -> dict[str, nn.Module]:
         own = {f"{PREFIX}{name}": network for name, network in self.personaliser.models(build).items()}
         return {**super().models(build), **own}

@@ -55,6 +55,13 @@ class PFedNet(Method):
             if not isinstance(getattr(nn, name, None), type) or not issubclass(getattr(nn, name), nn.Module):
                 raise ConfigError(f"PFedNet's personal_types: torch.nn has no module class '{name}'")
 
+    def check_length(self, rounds: int) -> None:
+        if self.alternate is not None and self.alternate[1] > rounds:
+            raise ConfigError(
+                f"PFedNet's alternate is {list(self.alternate)}, and the job has {rounds} rounds: the shared part is "
+                f"trained after every {self.alternate[1]} rounds only, and would stay as it began"
+            )
+
     def models(self, build: Build) -> dict[str, nn.Module]:
         return {"model": build.network()}
 
