@@ -13,15 +13,16 @@ from medpfl.data.split_file import SPELLINGS, by_file, same
 
 
 class Groups:
-    """The names of groups: a whole number is one name, the first that it has, however it is written later. One program
-    writes a patient's number as 12, another as 012, and pandas as 12.0 where a column lacks a value."""
+    """The names of groups: what ``same`` takes for one is one name, the first that it has, however it is written later.
+    One program writes a patient's number as 12, another as 012, and pandas as 12.0 where a column lacks a value; a Mac
+    writes an accented letter in a folder's name as two signs, a table as one."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
 
     def named(self, text: str) -> str:
         """The group that a text means."""
-        return self._first.setdefault(same(text), text)
+        return self._first.setdefault(same(text), text.strip())
 
 
 def choose(
