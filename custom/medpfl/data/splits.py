@@ -110,9 +110,10 @@ def split_indices(
         units = [members[group] for group in sorted(members)]
     strata: np.ndarray | None = None
     if rule.stratify and classes is not None:
-        counts = np.unique(np.asarray(classes), return_counts=True)[1]
+        by_unit = np.array([classes[unit[0]] for unit in units])  # which are in another order than the items
+        counts = np.unique(by_unit, return_counts=True)[1]
         if len(counts) > 1 and counts.min() > 2:
-            strata = np.asarray(classes)
+            strata = by_unit
     wanted = [name for name in SPLITS if name in rule.fractions]
     if len(units) < len(wanted):
         what = "rows" if groups is None else "groups"
