@@ -127,6 +127,23 @@ def test_categories_that_differ_in_capital_letters_alone_are_a_warning(tmp_path:
     ]
 
 
+def test_classes_that_differ_in_capital_letters_alone_are_a_warning(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    lines[1:] = [f"{line[:-1]}{('no', 'yes', 'Yes')[number % 3]}" for number, line in enumerate(lines[1:])]
+    (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
+
+    def warned(**classes: list[str]) -> list[str]:
+        change_yaml(path, lambda content: content["datasets"]["blood"]["label"].update(classes=classes))
+        return [warning for warning in check(path).warnings if "capital" in warning]
+
+    assert not warned(no=["no"], yes=["yes", "Yes"])
+    assert warned(Yes=["Yes"], no=["no"], yes=["yes"]) == [
+        "blood: the classes 'Yes' and 'yes' differ in capital letters alone; if they mean the same, make one class of "
+        "them, with the values of both"
+    ]
+
+
 def test_equal_rows_of_two_splits_are_a_warning(tmp_path: Path) -> None:
     path = write_table(tmp_path)
     lines = (tmp_path / "blood.csv").read_text().splitlines()

@@ -92,6 +92,11 @@ def _of_splits(inspection: Inspection) -> Iterator[str]:
             yield f"{name}: the event came in none of the {counts.cases} cases of the {split} split, so {less}"
     if not inspection.splits["validation"].listed and inspection.splits["train"].listed:
         yield f"{name}: there is no validation split; the last round will count as the best one"
+    for one, other in _alike(inspection.class_names):
+        yield (
+            f"{name}: the classes '{one}' and '{other}' differ in capital letters alone; if they mean the same, make "
+            f"one class of them, with the values of both"
+        )
     train = inspection.splits["train"]
     for index, count in enumerate(train.classes):
         text = inspection.class_names[index]
