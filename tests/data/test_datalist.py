@@ -9,6 +9,8 @@ import pytest
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import LabelColumn, Problems, SplitRule
+from medpfl.data.init.answers import Answers
+from medpfl.data.init.volumes import from_datalist
 from medpfl.data.volumes.declare import Volumes
 
 ORGAN = {"labels": {0: "background", 1: "organ"}}
@@ -149,3 +151,12 @@ def test_classes_stay_in_proportion_in_whatever_order_the_list_is(tmp_path: Path
     assert {split: sum(case.value for case in cases) for split, cases in listing.items()} == {  # type: ignore[attr-defined]
         "train": 6, "validation": 2, "test": 2,
     }  # fmt: skip
+
+
+def test_site_init_proposes_the_field_that_says_whose_the_scans_are(tmp_path: Path) -> None:
+    names = ["background", "organ"]
+    for field, labels in (("subject", dict(enumerate(names))), ("patient", dict(enumerate(names)))):
+        (tmp_path / "list.json").write_text(json.dumps({"labels": labels} | scans(field)))
+        entries = from_datalist(tmp_path / "list.json", "list.json", Answers({}))
+        assert entries[-1].key == "split" and entries[-1].value["group"] == field
+        assert entries[-1].comment == "scans of one patient stay together"
