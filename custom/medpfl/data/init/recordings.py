@@ -139,7 +139,7 @@ def _texts(seen: dict[str, _Seen]) -> str | None:
 
 def _group(seen: dict[str, _Seen], label: str, answers: Answers) -> str:
     """The column that names the patient; "" for none."""
-    named = [name for name in seen if name != label and PATIENT.fullmatch(name)]
+    named = tables.patient_columns(seen, label)
     guess = named[0] if named else FOLDER if FOLDER in seen and label != FOLDER else "none"
     if "group" not in answers.given and guess == "none":
         return ""

@@ -285,9 +285,15 @@ def _split(columns: Sequence[str], known: dict[str, list[str]], label: str) -> s
     return ""
 
 
+def patient_columns(columns: Iterable[str], label: str) -> list[str]:
+    """Those that may name the patient, a plain "id" last: beside another one it counts rows, visits or centres."""
+    found = [column for column in columns if column != label and PATIENT.fullmatch(column)]
+    return sorted(found, key=lambda column: column.lower() == "id")
+
+
 def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answers: Answers) -> str:
     """The column that names the patient; "" for none."""
-    candidates = [column for column in columns if column != label and PATIENT.fullmatch(column)]
+    candidates = patient_columns(columns, label)
     repeated = [column for column in candidates if len(set(known[column])) < len(known[column])]
     if "group" not in answers.given and not candidates and not answers.prompt:
         return ""
