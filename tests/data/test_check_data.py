@@ -127,6 +127,38 @@ def test_categories_that_differ_in_capital_letters_alone_are_a_warning(tmp_path:
     ]
 
 
+def test_classes_that_differ_in_capital_letters_alone_are_a_warning(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    lines[1:] = [f"{line[:-1]}{('no', 'yes', 'Yes')[number % 3]}" for number, line in enumerate(lines[1:])]
+    (tmp_path / "blood.csv").write_text("\n".join(lines) + "\n")
+
+    def warned(**classes: list[str]) -> list[str]:
+        change_yaml(path, lambda content: content["datasets"]["blood"]["label"].update(classes=classes))
+        return [warning for warning in check(path).warnings if "capital" in warning]
+
+    assert not warned(no=["no"], yes=["yes", "Yes"])
+    assert warned(Yes=["Yes"], no=["no"], yes=["yes"]) == [
+        "blood: the classes 'Yes' and 'yes' differ in capital letters alone; if they mean the same, make one class of "
+        "them, with the values of both"
+    ]
+
+
+def test_groups_that_may_be_one_patient_or_nobody_are_a_warning(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    rows = [line.split(",", 1)[1] for line in lines[1:]]
+    names = ["P1", "p1", "unknown", "unknown", "unknown", "NULL", *(f"Q{number}" for number in range(len(rows) - 6))]
+    written = [f"{name},{row}" for name, row in zip(names, rows, strict=True)]
+    (tmp_path / "blood.csv").write_text("\n".join([lines[0], *written]) + "\n")
+    assert check(path).warnings == [
+        "blood: the groups 'P1' and 'p1' differ in capital letters alone; if they are one patient, write the name "
+        "alike everywhere, for that patient may be in training and in test",
+        "blood: 3 cases are of the group 'unknown'; if it means that nobody knows whose they are, they count as one "
+        "patient: leave them out, or give each a name of its own",
+    ]
+
+
 def test_equal_rows_of_two_splits_are_a_warning(tmp_path: Path) -> None:
     path = write_table(tmp_path)
     lines = (tmp_path / "blood.csv").read_text().splitlines()

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from medpfl.core.errors import DataError
-from medpfl.data.declared import LabelColumn, Problems
+from medpfl.data.declared import LabelColumn, Problems, SplitRule
+from medpfl.data.init.answers import Answers
+from medpfl.data.init.volumes import from_datalist
 from medpfl.data.volumes.declare import Volumes
 
 ORGAN = {"labels": {0: "background", 1: "organ"}}
@@ -107,3 +109,54 @@ def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
         training = [item(name, stage=1) for name in "abcdef"]
         listing = declare(tmp_path, {**staged, "training": training}, **target).cases(Problems())
         assert [case.name for case in listing["test"]] == ["x"] and len(listing["train"]) == 6
+
+
+def scans(*fields: str, **others: Any) -> dict[str, Any]:
+    """Two scans of each of twelve patients, whose names stand in ``fields``, one field after another."""
+    names = [f"{letter}{scan}" for scan in range(2) for letter in "lkjihgfedcba"]
+    return {"training": [item(name, **{fields[n % len(fields)]: name[0]}, **others) for n, name in enumerate(names)]}
+
+
+@pytest.mark.parametrize("rule", [{"seed": 1}, {"fractions": {"train": 0.5, "validation": 0.25, "test": 0.25}}, {}])
+def test_scans_of_a_patient_stay_together_whatever_else_the_split_says(tmp_path: Path, rule: dict[str, Any]) -> None:
+    listing = declare(tmp_path, scans("patient"), **ORGAN, split=SplitRule(**rule)).cases(Problems())
+    patients = [{case.name[0] for case in cases} for cases in listing.values()]
+    assert sum(map(len, patients)) == 12
+    alone = declare(tmp_path, scans("patient"), **ORGAN, split=SplitRule(**rule, group=None)).cases(Problems())
+    assert len({case.group for cases in alone.values() for case in cases}) == 24
+
+
+@pytest.mark.parametrize("fields", [("patient_id",), ("PatientID",), ("subject",), ("patient", "patient_id")])
+def test_patients_in_another_field_than_the_usual_one_are_asked_for(tmp_path: Path, fields: tuple[str, ...]) -> None:
+    """Each scan would be a patient of its own."""
+    with pytest.raises(
+        DataError, match=rf"'{fields[-1]}' says whose its items are, .* 'split: {{group: {fields[-1]}}}'"
+    ):
+        declare(tmp_path, scans(*fields), **ORGAN).cases(Problems())
+    declare(tmp_path, scans(*fields), **ORGAN, split=SplitRule(group=None)).cases(Problems())
+    declare(tmp_path, scans("id"), **ORGAN).cases(Problems())  # a number of the item, in every list from 0
+    alone = {"training": [item(name, subject=name) for name in "abcdef"]}
+    declare(tmp_path, alone, **ORGAN).cases(Problems())
+
+
+def test_patients_of_several_volumes_are_not_cut_class_by_class(tmp_path: Path) -> None:
+    dataset = declare(tmp_path, scans("patient"), **CLASSED, split=SplitRule(stratify=True))
+    with pytest.raises(DataError, match="'stratify' cuts volume by volume, and 'l' has several; leave it out"):
+        dataset.cases(Problems())
+
+
+def test_classes_stay_in_proportion_in_whatever_order_the_list_is(tmp_path: Path) -> None:
+    training = [item(f"{(number * 7) % 40:02}", sick=int(number >= 30)) for number in range(40)]
+    listing = declare(tmp_path, {"training": training}, **CLASSED, split=SplitRule(stratify=True)).cases(Problems())
+    assert {split: sum(case.value for case in cases) for split, cases in listing.items()} == {  # type: ignore[attr-defined]
+        "train": 6, "validation": 2, "test": 2,
+    }  # fmt: skip
+
+
+def test_site_init_proposes_the_field_that_says_whose_the_scans_are(tmp_path: Path) -> None:
+    names = ["background", "organ"]
+    for field, labels in (("subject", dict(enumerate(names))), ("patient", dict(enumerate(names)))):
+        (tmp_path / "list.json").write_text(json.dumps({"labels": labels} | scans(field)))
+        entries = from_datalist(tmp_path / "list.json", "list.json", Answers({}))
+        assert entries[-1].key == "split" and entries[-1].value["group"] == field
+        assert entries[-1].comment == "scans of one patient stay together"

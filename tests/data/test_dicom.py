@@ -279,3 +279,16 @@ def test_a_table_that_says_what_pixels_mean_is_not_passed_over(tmp_path: Path) -
     series = write_series(tmp_path / "series", scan()[1].astype(np.int16), affine_of(), tabled)
     with pytest.raises(DataError, match=r"its pixels are numbers of a table \(ModalityLUTSequence\)"):
         read_image(series)
+
+
+def test_pixels_whose_values_do_not_stand_in_the_lowest_bits_are_refused(tmp_path: Path) -> None:
+    """The reader takes the lowest bits of 12, wherever the 12 are."""
+
+    def shifted(number: int, header: Any) -> None:
+        header.BitsStored, header.HighBit, header.PixelRepresentation = 12, 15, 0
+
+    series = write_series(tmp_path / "series", scan()[0], affine_of(), shifted)
+    with pytest.raises(
+        DataError, match=r"\.dcm: its values do not stand in the lowest bits .*BitsStored 12, HighBit 15"
+    ):
+        read_image(series)

@@ -88,3 +88,17 @@ def test_a_volume_among_slices(tmp_path: Path) -> None:
     write_frames(series / "zzz.dcm", VALUES, affine_of())
     with pytest.raises(DataError, match=r"zzz\.dcm: holds several frames, so it is a volume itself"):
         read_image(series)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_bits_beside_those_that_are_stored_do_not_count(tmp_path: Path, signed: bool) -> None:
+    """They may hold an overlay, or zeros above a value below zero."""
+    values = np.random.default_rng(0).integers(-900 if signed else 0, 1500, (4, 6, 5)).astype(np.int16)
+
+    def stored_in_12_bits(header: Any) -> None:
+        pixels = np.frombuffer(header.PixelData, "<u2") & 0x0FFF
+        header.PixelData = (pixels if signed else pixels | 0x8000).astype("<u2").tobytes()
+        header.BitsStored, header.HighBit, header.PixelRepresentation = 12, 11, int(signed)
+
+    array, _ = read_image(write_frames(tmp_path / "frames.dcm", values, affine_of(), change=stored_in_12_bits))
+    np.testing.assert_array_equal(array[0], values)

@@ -111,6 +111,9 @@ def test_a_tiff_of_16_bits_in_which_0_is_white_is_refused(tmp_path: Path) -> Non
         path.write_bytes(content)
         if deep is np.uint8:
             assert np.array_equal(read_image(path, 1)[0], 255 - GREY) and np.array_equal(_pixels(path, 1), 255 - GREY)
+            # Of a mask it would be told in silence that what is marked is the background.
+            with pytest.raises(DataError, match=r"film\.tif: 0 is white in this TIFF, so that other values are seen"):
+                read_mask(path)
     for read in (read_image, _pixels):
         with pytest.raises((DataError, ValueError), match="expected 0 to be black, and in this TIFF"):
             read(path, 1)

@@ -130,7 +130,51 @@ def elsewhere(folder: Path, name: str, header: bytes, lines: bytes) -> None:
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"], ids=["nothing", "a line", "a line of Windows"])
 def test_the_last_line_of_a_header_may_end_as_it_likes(end: bytes, tmp_path: Path) -> None:
-    header = b"ObjectType = Image\nNDims = 3\nDimSize = 2 2 2\nElementType = MET_UCHAR\nElementDataFile = my voxels.raw"
+    meta = b"ObjectType = Image\nNDims = 3\nElementSpacing = 1 1 1\nDimSize = 2 2 2\nElementType = MET_UCHAR\n"
+    header = meta + b"ElementDataFile = my voxels.raw"
     (tmp_path / "my voxels.raw").write_bytes(bytes(range(8)))
     (tmp_path / "case.mhd").write_bytes(header.replace(b"\n", end or b"\n") + end)
     assert read_image(tmp_path / "case.mhd")[0].flatten().tolist() == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('space directions: (1000,0,0) (0,1000,0) (0,0,2000)\nspace units: "um" "um" "um"', "its header says um"),
+        ('spacings: 0.1 0.1 0.2\nunits: "cm" "cm" "cm"', "its header says cm"),
+        ("kinds: domain domain domain", "does not say how large a voxel is"),
+        ("spacings: 1 1 nan", "does not say how large a voxel is"),
+        ('space directions: (1,0,0) (0,1,0) (0,0,2)\nspace units: "mm" "mm" "mm"', ""),
+        ('spacings: 1 1 2e0\nunits: "mm" "millimeter" ""', ""),
+    ],
+)
+def test_an_nrrd_says_its_lengths_in_millimetres(lines: str, told: str, tmp_path: Path) -> None:
+    space = "space: left-posterior-superior\n" * ("directions" in lines)
+    header = f"NRRD0004\ntype: uchar\ndimension: 3\n{space}sizes: 2 2 2\nencoding: raw\n{lines}\n\n"
+    lengths_are_looked_at(tmp_path / "case.nrrd", header.encode(), told)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("ElementSpacing = 1 1 2\nDistanceUnits = um", "its header says um"),
+        ("Offset = 1 2 3", "does not say how large a voxel is"),
+        ("ElementSpacing = 1 1 2\nDistanceUnits = mm", ""),
+        ("ElementSize = 1 1 2", ""),
+    ],
+)
+def test_a_meta_image_says_its_lengths_in_millimetres(lines: str, told: str, tmp_path: Path) -> None:
+    header = (
+        f"ObjectType = Image\nNDims = 3\n{lines}\nDimSize = 2 2 2\nElementType = MET_UCHAR\nElementDataFile = LOCAL\n"
+    )
+    lengths_are_looked_at(tmp_path / "case.mha", header.encode(), told)
+
+
+def lengths_are_looked_at(file: Path, header: bytes, told: str) -> None:
+    """A reader would take 1 mm where the header says nothing, and every number for mm."""
+    file.write_bytes(header + bytes(range(8)))
+    if told:
+        with pytest.raises(DataError, match=rf"{file.name}: .*{told}"):
+            read_image(file)
+    else:
+        assert np.linalg.norm(read_image(file)[1][:3, :3], axis=0).tolist() == [1, 1, 2]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.check.inspection import Inspection, Twins
+from medpfl.data.init.tables import MISSING
 
 RARE = 0.05  # share of the training cases below which a class is called rare
 FEW = 5  # cases of a split
@@ -42,7 +43,8 @@ def problems_of(inspection: Inspection) -> list[str]:
 
 def warnings_of(inspection: Inspection) -> list[str]:
     """What may be right but deserves a look."""
-    return [*_of_twins(inspection), *_of_splits(inspection), *_of_images(inspection), *_of_columns(inspection)]
+    found = (_of_twins, _of_owners, _of_splits, _of_images, _of_columns)
+    return [sentence for warnings in found for sentence in warnings(inspection)]
 
 
 def _other_label(twins: Twins) -> str:
@@ -77,6 +79,23 @@ def _of_twins(inspection: Inspection) -> Iterator[str]:
             yield f"{twins.second.where}: the same image as {twins.first.where}{_other_label(twins)}; {where}"
 
 
+def _of_owners(inspection: Inspection) -> Iterator[str]:
+    """Names of groups that may be one patient's, or nobody's."""
+    if alike := list(_alike(inspection.owners)):
+        one, other = alike[0]
+        yield (
+            f"{inspection.name}: the groups '{one}' and '{other}' differ in capital letters alone"
+            f"{f', and {len(alike) - 1} more pairs' if len(alike) > 1 else ''}; if they are one patient, write the "
+            "name alike everywhere, for that patient may be in training and in test"
+        )
+    for text, count in inspection.owners.items():
+        if count > 1 and text in MISSING:
+            yield (
+                f"{inspection.name}: {count} cases are of the group '{text}'; if it means that nobody knows whose they "
+                "are, they count as one patient: leave them out, or give each a name of its own"
+            )
+
+
 def _of_splits(inspection: Inspection) -> Iterator[str]:
     name = inspection.name
     for split, counts in inspection.splits.items():
@@ -92,6 +111,11 @@ def _of_splits(inspection: Inspection) -> Iterator[str]:
             yield f"{name}: the event came in none of the {counts.cases} cases of the {split} split, so {less}"
     if not inspection.splits["validation"].listed and inspection.splits["train"].listed:
         yield f"{name}: there is no validation split; the last round will count as the best one"
+    for one, other in _alike(inspection.class_names):
+        yield (
+            f"{name}: the classes '{one}' and '{other}' differ in capital letters alone; if they mean the same, make "
+            f"one class of them, with the values of both"
+        )
     train = inspection.splits["train"]
     for index, count in enumerate(train.classes):
         text = inspection.class_names[index]

@@ -90,7 +90,8 @@ class Twins:
 class Inspection:
     """What was found in a dataset. Problems would make a job fail or its result wrong; warnings are worth a look.
 
-    ``first_with``: the first case of each number of channels. ``deepest``: see ``Summary``, of all cases.
+    ``first_with``: the first case of each number of channels. ``deepest``: see ``Summary``, of all cases. ``owners``:
+    how many cases each declared group has; none where none are declared.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Inspection:
     twins: list[Twins] = field(default_factory=list)
     constant: list[Case] = field(default_factory=list)
     deepest: int = 0
+    owners: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

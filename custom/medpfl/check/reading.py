@@ -43,6 +43,7 @@ def inspect(name: str, dataset: Dataset, progress: Progress = lambda done, all_:
     for split, listed in listing.items():
         inspection.splits[split].listed = len(listed)
         inspection.splits[split].groups = len({case.group for case in listed})
+        inspection.owners.update(case.group for case in listed if dataset.split.group)
     sampled = max(1, min(4096, SAMPLED // max(1, len(cases))))
 
     def read(entry: tuple[str, Case]) -> Summary | str:

@@ -140,7 +140,8 @@ def _decoded(path: Path, exact: bool = False) -> Image.Image:
     """The image, turned as its EXIF says.
 
     Args:
-        exact: refuse 16 bits of which Pillow reads the upper 8, as it does of all but grey.
+        exact: refuse 16 bits of which Pillow reads the upper 8, as it does of all but grey, and a TIFF of 8 bits whose
+            values it turns over.
 
     Raises:
         DataError: see ``read_image``.
@@ -155,8 +156,14 @@ def _decoded(path: Path, exact: bool = False) -> Image.Image:
                 raise DataError(f"{path}: expected one picture, got {pictures} in one file")
             if image.mode == "F":
                 raise DataError(f"{path}: expected whole numbers of 8 or 16 bits, got fractions")
-            if image.mode.startswith("I") and getattr(image, "tag_v2", {}).get(_WHITE_OR_BLACK) == 0:
+            white = getattr(image, "tag_v2", {}).get(_WHITE_OR_BLACK) == 0
+            if white and image.mode.startswith("I"):
                 raise DataError(f"{path}: expected 0 to be black, and in this TIFF of 16 bits it is white")
+            if white and exact and image.mode == "L":  # as ImageJ writes what it shows black on white
+                raise DataError(
+                    f"{path}: 0 is white in this TIFF, so that other values are seen than are stored, and it does not "
+                    "say which of them are meant; save the mask with 0 as black"
+                )
             if exact and not image.mode.startswith("I") and any("16" in str(tile[3]) for tile in image.tile):
                 raise DataError(f"{path}: only 8 of its 16 bits are read; save the mask in grey, without transparency")
             image.load()

@@ -20,7 +20,7 @@ import numpy as np
 
 from medpfl.core.errors import DataError, shown
 from medpfl.data.contract import Dataset
-from medpfl.data.declared import SPLITS, Problems, SplitRule
+from medpfl.data.declared import SPLITS, Problems, SplitRule, composed
 
 SPELLINGS = {
     "train": "train", "training": "train",
@@ -32,8 +32,10 @@ _WHOLE = re.compile(r"0*(\d+)(\.0*)?")
 
 
 def same(text: str) -> str:
-    """One text for all ways to write a group: of a whole number 12, also 012 and 12.0."""
-    number = _WHOLE.fullmatch(text.strip())
+    """One text for all ways to write a group: of a whole number 12, also 012 and 12.0; without spaces around it, which
+    arrays of texts of one length have; and both forms of an accented letter."""
+    text = composed(text.strip())
+    number = _WHOLE.fullmatch(text)
     return number[1] if number else text
 
 

@@ -13,15 +13,16 @@ from medpfl.data.split_file import SPELLINGS, by_file, same
 
 
 class Groups:
-    """The names of groups: a whole number is one name, the first that it has, however it is written later. One program
-    writes a patient's number as 12, another as 012, and pandas as 12.0 where a column lacks a value."""
+    """The names of groups: what ``same`` takes for one is one name, the first that it has, however it is written later.
+    One program writes a patient's number as 12, another as 012, and pandas as 12.0 where a column lacks a value; a Mac
+    writes an accented letter in a folder's name as two signs, a table as one."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
 
     def named(self, text: str) -> str:
         """The group that a text means."""
-        return self._first.setdefault(same(text), text)
+        return self._first.setdefault(same(text), text.strip())
 
 
 def choose(
@@ -109,9 +110,10 @@ def split_indices(
         units = [members[group] for group in sorted(members)]
     strata: np.ndarray | None = None
     if rule.stratify and classes is not None:
-        counts = np.unique(np.asarray(classes), return_counts=True)[1]
+        by_unit = np.array([classes[unit[0]] for unit in units])  # which are in another order than the items
+        counts = np.unique(by_unit, return_counts=True)[1]
         if len(counts) > 1 and counts.min() > 2:
-            strata = np.asarray(classes)
+            strata = by_unit
     wanted = [name for name in SPLITS if name in rule.fractions]
     if len(units) < len(wanted):
         what = "rows" if groups is None else "groups"

@@ -83,8 +83,8 @@ def _with_layouts(base: str, images: Layout, masks: Layout, answers: Answers) ->
     ]
 
 
-def _split(grouped: bool) -> Entry:
-    fixed = {"seed": 0, "fractions": tables.FRACTIONS}
+def _split(grouped: bool, **others: bool) -> Entry:
+    fixed = {**others, "seed": 0, "fractions": tables.FRACTIONS}
     if grouped:
         return Entry("split", {"group": "patient", **fixed}, "both eyes of a patient stay together")
     return Entry("split", fixed, "every image counts as another patient; name the patient in braces if that is not so")
@@ -163,7 +163,7 @@ def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answ
         )
     names = sorted({composed(part[place]) for part in parts})
     classes = answers.class_values(names, names, "a folder")
-    cut = Entry("split", {"stratify": True, "seed": 0, "fractions": tables.FRACTIONS})
+    cut = _split(grouped=False, stratify=True)
     if split:
         cut = Entry("split", {"column": split})
     elif eyes([path.stem for path in images]):

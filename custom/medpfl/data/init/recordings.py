@@ -11,6 +11,7 @@ from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_columns
 from medpfl.data.numbers import has_comma, has_point, with_point
+from medpfl.data.patients import PATIENT
 
 TIME = re.compile(
     r"(date|time|timestamp|datum|zeit|t|s|ms|seconds?|samples?|steps?|index|frame)([ _.(\[-].*)?", re.IGNORECASE
@@ -138,7 +139,7 @@ def _texts(seen: dict[str, _Seen]) -> str | None:
 
 def _group(seen: dict[str, _Seen], label: str, answers: Answers) -> str:
     """The column that names the patient; "" for none."""
-    named = [name for name in seen if name != label and tables.PATIENT.fullmatch(name)]
+    named = tables.patient_columns(seen, label)
     guess = named[0] if named else FOLDER if FOLDER in seen and label != FOLDER else "none"
     if "group" not in answers.given and guess == "none":
         return ""
@@ -157,7 +158,7 @@ def _channels(
         return list(own), {column: name for name, column in own.items() if column != name}
     if decimal:  # a number with a point is none then
         numbers = [name for name in numbers if not seen[name].points]
-    return [name for name in numbers if not TIME.fullmatch(name) and not tables.PATIENT.fullmatch(name)], {}
+    return [name for name in numbers if not TIME.fullmatch(name) and not PATIENT.fullmatch(name)], {}
 
 
 def _answer(label: str, seen: _Seen, decimal: bool, answers: Answers) -> Entry:

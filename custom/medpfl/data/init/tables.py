@@ -16,7 +16,8 @@ from medpfl.data.cells import not_utf8
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
 from medpfl.data.numbers import as_number, has_comma, has_point, like_thousands, with_point
-from medpfl.data.parquet import bounded_pieces, check_parquet, opened_parquet
+from medpfl.data.parquet import bounded_pieces, cell_text, check_parquet, opened_parquet
+from medpfl.data.patients import PATIENT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq")
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", ".", "unknown", "missing"]
 MISSING += ["n.b.", "n. b.", "k.A.", "k. A.", "keine Angabe", "nicht bekannt", "unbekannt"]
-_WHO = r"patient(en|in)?|subject|person|participant|proband(en)?"
-_WHICH = r"(id|no|nr|number|nummer|code|key|kennung|pseudonym)"
-_SIGNS = r"[ ._-]*"
-PATIENT = re.compile(
-    rf"({_WHO}|pid|mrn)({_SIGNS}{_WHICH}\.?)?|pat{_SIGNS}{_WHICH}\.?|{_WHICH}{_SIGNS}({_WHO}|pat)|id", re.IGNORECASE
-)
-"""Names of columns that say whose a row is, in English and German."""
 LABEL = re.compile(r"label|target|class|outcome|diagnosis|y", re.IGNORECASE)
 SPLIT = re.compile(r"split|set|subset|partition", re.IGNORECASE)
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
@@ -44,6 +38,8 @@ LATER = re.compile(
 DATE = re.compile(
     r"(19|20)\d\d-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])([ T].*)?|\d{1,2}[./]\d{1,2}[./](\d\d|\d{4})( .*)?"
 )
+_ROW = re.compile(r"__index_level_\d+__")
+"""A column that pandas makes of the rows' numbers."""
 CATEGORIES = 20  # different texts of a column that still are categories
 CLASSES = 20  # different values of a column that can be predicted
 
@@ -193,12 +189,15 @@ def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
         try:
             check_parquet(file, parquet.read_metadata(file))
             with file.open("rb") as opened, opened_parquet(opened) as table:
-                for _ in bounded_pieces(file, table, table.schema_arrow.names):
-                    pass  # however long its texts are when they are written out, they are not yet
-            frame = pd.read_parquet(file)
-        except (OSError, ValueError) as error:
+                # As jobs read them, whatever pandas would make an index of, such as the column of patients.
+                cells: dict[str, list[str]] = {name: [] for name in table.schema_arrow.names}
+                for batch in bounded_pieces(file, table, list(cells)):
+                    for name, column in cells.items():
+                        column += [cell_text(value) or "" for value in batch.column(name).to_pylist()]
+        except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{file}: cannot be read as a Parquet table: {error}") from error
-        return frame.astype(object).where(frame.notna(), "").astype(str), True, None
+        named = {name: column for name, column in cells.items() if not _ROW.fullmatch(name)}
+        return pd.DataFrame(named, dtype=str), True, None
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
             lines = list(text)  # as the site file's reader takes them: a cell may hold line breaks of any kind
@@ -286,9 +285,15 @@ def _split(columns: Sequence[str], known: dict[str, list[str]], label: str) -> s
     return ""
 
 
+def patient_columns(columns: Iterable[str], label: str) -> list[str]:
+    """Those that may name the patient, a plain "id" last: beside another one it counts rows, visits or centres."""
+    found = [column for column in columns if column != label and PATIENT.fullmatch(column)]
+    return sorted(found, key=lambda column: column.lower() == "id")
+
+
 def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answers: Answers) -> str:
     """The column that names the patient; "" for none."""
-    candidates = [column for column in columns if column != label and PATIENT.fullmatch(column)]
+    candidates = patient_columns(columns, label)
     repeated = [column for column in candidates if len(set(known[column])) < len(known[column])]
     if "group" not in answers.given and not candidates and not answers.prompt:
         return ""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, JsonValue
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, Entry, Value
+from medpfl.data.volumes.datalist import other_field
 from medpfl.data.volumes.nifti import SUFFIXES as NIFTI
 from medpfl.data.volumes.nifti import stored_values
 
@@ -53,14 +54,15 @@ def from_datalist(path: Path, shown: str, answers: Answers) -> list[Entry]:
         except ValueError:
             classes = None
     items = [item for item in content.training if isinstance(item, dict) and isinstance(item.get("label"), str)]
-    groups = {"patient"} & set().union(*(set(item) for item in items)) if items else set()
+    usual = "patient"
+    group = other_field({"training": items}, usual) or (usual if any(usual in item for item in items) else None)
     entries = [Entry("kind", "volumes"), Entry("datalist", shown, "used as it is")]
     if classes and sorted(classes) == list(range(len(classes))) and len(classes) > 1:
         entries.append(Entry("labels", classes, "taken from the datalist"))
     else:
         entries += labels_in([path.parent / str(item["label"]) for item in items], answers)
     if not content.validation and not content.test and not content.testing:
-        entries.append(split_of(bool(groups)))
+        entries.append(split_of(bool(group), group or usual))
     return entries
 
 
@@ -252,8 +254,8 @@ def label_entries(values: Sequence[int], comment: str, answers: Answers) -> list
     return entries
 
 
-def split_of(grouped: bool) -> Entry:
-    """``split``; ``grouped``: whether items name their patient."""
+def split_of(grouped: bool, group: str = "patient") -> Entry:
+    """``split``; ``grouped``: whether items name their patient, in the field ``group``."""
     fractions = {"train": 0.6, "validation": 0.2, "test": 0.2}
     comment = "scans of one patient stay together" if grouped else "every scan counts as another patient"
-    return Entry("split", {"group": "patient", "seed": 0, "fractions": fractions}, comment)
+    return Entry("split", {"group": group, "seed": 0, "fractions": fractions}, comment)

@@ -290,6 +290,8 @@ def _runs(dataset: Series, recording: Recording, offset: int, groups: Groups, pr
     for column in (dataset.split.group, dataset.split.column):
         if column:
             codes, texts[column] = pd.factorize(recording.marks[column])
+            blank = [code for code, text in enumerate(texts[column]) if not str(text).strip()]
+            codes[np.isin(codes, blank)] = -1  # of arrays and of paths; or all who are not known were one patient
             unknown = np.flatnonzero((codes < 0) & (labels >= 0))
             if len(unknown):
                 problems.add(f"{recording.at(int(unknown[0]))}: '{column}' is missing ({len(unknown)} time steps)")

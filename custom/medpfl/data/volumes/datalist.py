@@ -7,6 +7,7 @@ from pathlib import Path
 
 from medpfl.core.errors import DataError, meant, shown
 from medpfl.data.declared import Problems
+from medpfl.data.patients import PATIENT
 from medpfl.data.split_file import SPELLINGS
 
 LISTS = {"train": ("training",), "validation": ("validation",), "test": ("test", "testing")}
@@ -86,6 +87,18 @@ def fields(content: dict[str, object]) -> list[str]:
     """The fields that items have, sorted."""
     items = [item for some in content.values() if isinstance(some, list) for item in some]
     return sorted({str(key) for item in items if isinstance(item, dict) for key in item})
+
+
+def other_field(content: dict[str, object], usual: str) -> str | None:
+    """The field that says whose an item is, by its name and because items share it, of items that lack the usual one;
+    None where there is none. A field "id" is none, for every list may number its items."""
+    items = [item for some in content.values() if isinstance(some, list) for item in some if isinstance(item, dict)]
+    known = [str(item[usual]) for item in items if usual in item]
+    for field in (field for field in fields(content) if PATIENT.fullmatch(field) and field.lower() != "id"):
+        found = [str(item[field]) for item in items if usual not in item and item.get(field) is not None]
+        if len({*found, *known}) < len({*known}) + len(found):
+            return field
+    return None
 
 
 def no_field(path: Path, content: dict[str, object], field: str, key: str) -> str:

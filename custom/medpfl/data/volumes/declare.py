@@ -4,6 +4,7 @@ format."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +28,7 @@ from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like, in
 from medpfl.data.splits import Groups, check_listing, choose
 from medpfl.data.subgroups import Described
 from medpfl.data.target import Target
-from medpfl.data.volumes.datalist import check_lists, fields, labelled_items, no_field, read_datalist
+from medpfl.data.volumes.datalist import check_lists, fields, labelled_items, no_field, other_field, read_datalist
 from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
@@ -127,13 +128,23 @@ class Volumes(LabelMap, Described, Dataset):
         content = read_datalist(path)
         check_lists(path, content, self._needed(), problems)
         # Without the usual field each item stands for itself; who names another one has it.
-        if (group := self.split.group) not in (None, _PATIENT, *fields(content)):
+        if (group := self._owner) not in (None, _PATIENT, *fields(content)):
             problems.add(no_field(path, content, str(group), "split.group"))
+        if group == _PATIENT and (other := other_field(content, _PATIENT)):
+            problems.add(
+                f"{path}: '{other}' says whose its items are, and there is no '{_PATIENT}', so that every volume would "
+                f"be a patient of its own; declare 'split: {{group: {other}}}'"
+            )
         classes, named = self._tabled(problems), Groups()
         listed = {split: self._listed(path, content, split, classes, named, problems) for split in SPLITS}
         if not listed["validation"] and not listed["test"]:
             cases = listed["train"]
             groups, places = [case.group for case in cases], [case.where for case in cases]
+            if self.split.stratify and (several := [name for name, count in Counter(groups).items() if count > 1]):
+                problems.add(
+                    f"{path}: 'stratify' cuts volume by volume, and '{several[0]}' has several; leave it out, so that "
+                    "they stay in one split"
+                )
             parts, values = [case.part for case in cases], [case.value for case in cases]
             chosen = choose(self.split, places, problems, source=str(path), groups=groups, classes=values, named=parts)
             listed = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
@@ -141,6 +152,11 @@ class Volumes(LabelMap, Described, Dataset):
             problems.add(f"{path}: it has a list of each split, so 'split.file' has no meaning; leave it out")
         check_listing(listed, str(path), problems)
         return listed
+
+    @property
+    def _owner(self) -> str | None:
+        """The field that says whose an item is: the usual one where ``split`` does not say another one or null."""
+        return self.split.group if "group" in self.split.model_fields_set else _PATIENT
 
     def _tabled(self, problems: Problems) -> dict[str, str]:
         """Image file to what the table says in the class's column."""
@@ -191,12 +207,10 @@ class Volumes(LabelMap, Described, Dataset):
             if self.labels and not isinstance(item.get("label"), str):
                 problems.add(f"{where}: 'label' is missing; training and testing need a label map")
                 continue
-            group = item.get(self.split.group) if self.split.group else None
+            group = item.get(self._owner) if self._owner else None
             # An item without the group's field stands for itself: one volume a patient, the usual Decathlon list.
             if group is not None and empty(group):
-                problems.add(
-                    f"{where}: '{self.split.group}' is empty; leave it out where an item is a patient of its own"
-                )
+                problems.add(f"{where}: '{self._owner}' is empty; leave it out where an item is a patient of its own")
                 continue
             name = images[0].removesuffix(".gz").removesuffix(".nii")
             files = tuple(Path(path.parent, image) for image in images)

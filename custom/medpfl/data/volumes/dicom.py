@@ -148,6 +148,12 @@ def check_size(files: Sequence[Path]) -> list[tuple[Path, Any]]:
                 )
             header = pydicom.dcmread(file, stop_before_pixels=True)
             per_pixel = int(header.get("NumberOfFrames") or 1) * int(header.get("SamplesPerPixel") or 1)
+            stored, high = header.get("BitsStored"), header.get("HighBit")
+            if stored is not None and high is not None and int(high) != int(stored) - 1:
+                raise DataError(
+                    f"{file}: its values do not stand in the lowest bits of a pixel (BitsStored {stored}, HighBit "
+                    f"{high}), which is not read"
+                )
             count += per_pixel * int(header.get("Rows") or 0) * int(header.get("Columns") or 0)
         except DataError:
             raise

@@ -47,7 +47,7 @@ def read_frames(file: Path, header: Any) -> tuple[NDArray[np.float32], NDArray[n
     """
     highdicom = needed(file)
     _check_frames(file, header)
-    image = highdicom.imread(file)
+    image = highdicom.Image.from_dataset(_content(file), copy=False)
     # Slope and intercept alone, as in a series: neither a window nor an inverted display.
     plain = {"apply_real_world_transform": False, "apply_presentation_lut": False}
     volume = image.get_volume(rtol=SLACK, **plain)
@@ -56,6 +56,20 @@ def read_frames(file: Path, header: Any) -> tuple[NDArray[np.float32], NDArray[n
     affine[:3, 3] += affine[:3, 2] * (values.shape[3] - 1)  # highdicom counts against the normal, others along it
     affine[:3, 2] *= -1
     return np.ascontiguousarray(values), LPS @ affine
+
+
+def _content(file: Path) -> Any:
+    """The file, with nothing but the value in the bits of each pixel. highdicom takes all bits that are allocated: the
+    upper 4 of 16, where 12 are stored, may hold an overlay, or zeros where a value is below zero."""
+    import pydicom
+
+    content = pydicom.dcmread(file)
+    syntax = content.file_meta.TransferSyntaxUID
+    stored = content.get("BitsStored")  # which floating-point pixels do not have
+    if stored is not None and int(stored) < int(content.BitsAllocated) and not syntax.is_encapsulated:
+        values = content.pixel_array
+        content.PixelData = values.astype(values.dtype.newbyteorder("<" if syntax.is_little_endian else ">")).tobytes()
+    return content
 
 
 def needed(file: Path) -> ModuleType:

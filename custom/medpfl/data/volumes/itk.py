@@ -20,6 +20,13 @@ _HEADER = 2**20
 """Bytes of a header, at most."""
 _ELSEWHERE = b"ElementDataFile"
 """MetaImage's key for where the voxels are; its reader takes no other letters for it."""
+_NO_MILLIMETRES = re.compile(r"[nuµμcd]?m|microns?|(nano|micro|centi)?met(er|re)s?|inch(es)?", re.IGNORECASE)
+_UNITS_NRRD = re.compile(r"^(?:space )?units:(.*)$", re.IGNORECASE | re.MULTILINE)
+_UNITS_META = re.compile(r"^DistanceUnits\s*=(.*)$", re.MULTILINE)
+_VOXEL_NRRD = re.compile(r"^(?:spacings|space directions):(.*)$", re.IGNORECASE | re.MULTILINE)
+_VOXEL_META = re.compile(r"^Element(?:Spacing|Size)\s*=(.*)$", re.MULTILINE)
+_LENGTH = re.compile(r"\([^()]*\)|[-+.\d][-+.\de]*", re.IGNORECASE)
+"""A direction of an axis, or a spacing; neither "none" nor "nan"."""
 
 
 def is_itk(file: Path) -> bool:
@@ -63,12 +70,33 @@ def _read(sitk: ModuleType, file: Path) -> tuple[NDArray[np.float32], NDArray[np
         except (zlib.error, EOFError) as error:
             raise DataError(unreadable(file, f"an image ({file.suffix[1:].upper()})", error)) from error
     image = reader.Execute()
+    _check_lengths(file)
     values = sitk.GetArrayFromImage(image).astype(np.float32)  # D x W x H [x C], the axes in the other order
     moved = values.transpose(2, 1, 0)[None] if channels == 1 else values.transpose(3, 2, 1, 0)
     affine = np.eye(4)
     affine[:3, :3] = np.array(image.GetDirection()).reshape(3, 3) * np.array(image.GetSpacing())
     affine[:3, 3] = image.GetOrigin()
     return np.ascontiguousarray(moved), np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine  # ITK's x and y point left and back
+
+
+def _check_lengths(file: Path) -> None:
+    """Refuse a header that gives lengths in another unit than mm, or does not say how large a voxel is: the reader does
+    not look at the unit, and takes 1 mm for what is not there.
+
+    Raises:
+        DataError: with what the header says.
+    """
+    with file.open("rb") as opened:
+        text = opened.read(_HEADER).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    nrrd = file.suffix.lower() == ".nrrd"
+    header = text.partition(b"\n\n" if nrrd else _ELSEWHERE)[0].decode("utf-8", "replace")
+    units = _UNITS_NRRD.findall(header) if nrrd else _UNITS_META.findall(header)
+    for unit in (one.strip() for line in units for one in (line.split('"') if nrrd else [line])):
+        if _NO_MILLIMETRES.fullmatch(unit):
+            raise DataError(f"{file}: expected lengths in millimetres, its header says {unit}")
+    found = (_VOXEL_NRRD if nrrd else _VOXEL_META).findall(header)
+    if not any(len(_LENGTH.findall(line)) >= 3 for line in found):
+        raise DataError(f"{file}: its header does not say how large a voxel is")
 
 
 def _in_itself(file: Path) -> bool:
