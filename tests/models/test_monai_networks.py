@@ -287,7 +287,7 @@ HUGE: list[Architecture] = [
     MonaiNet("DenseNet121", {"growth_rate": 10**6}),
     MonaiNet("DenseNet121", {"block_config": [10**9]}),
     MonaiNet("ResNet10", {"widen_factor": 1e5}),
-    MonaiNet("ResNet10", {"widen_factor": 1e400}),
+    MonaiNet("ResNet10", {"widen_factor": 1e300}),
     MonaiNet("SEResNet50", {"layers": [10**9, 1, 1, 1]}),
 ]
 

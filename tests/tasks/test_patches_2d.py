@@ -144,8 +144,9 @@ def test_slices_of_volumes_are_cases_of_their_own_size_and_are_scored_as_volumes
     def halves(inputs: Tensor) -> Tensor:
         return torch.cat([0.5 - inputs, inputs - 0.5], dim=1)
 
-    case.save(task.infer(halves, case.inputs), tmp_path, ["background", "organ"], False)
-    written: Any = nib.load(tmp_path / "one.nii.gz")
+    (out := tmp_path / "out").mkdir()
+    case.save(task.infer(halves, case.inputs), out, ["background", "organ"], False)
+    written: Any = nib.load(out / "one.nii.gz")
     assert np.array_equal(np.asarray(written.dataobj), values > 0)
 
 
