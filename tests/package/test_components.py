@@ -10,7 +10,7 @@ import pytest
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 
 from medpfl.component import build, find_class
-from medpfl.core.checked import Checked
+from medpfl.core.checked import Checked, hint_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import NetworkProx, SoftPull
 from medpfl.flare.allow import component_classes
@@ -92,6 +92,14 @@ def test_no_argument_is_infinite_or_no_number(value: float) -> None:
         CrossEntropy((1.0, value))
     with pytest.raises(ConfigError, match=f"argument 'clip_gradient' of FedAvg must be a number or null, got {value}"):
         FedAvg(clip_gradient=value)
+    numbers = 0
+    for kind in (find_class(path, "allow list") for path in component_classes()):
+        for name in inspect.signature(kind).parameters:
+            if hint_of(kind, name) is float:
+                with pytest.raises(ConfigError, match=f"'{name}' of {kind.__name__} must be a finite number"):
+                    kind(**{name: value})
+                numbers += 1
+    assert numbers > 50
 
 
 @dataclass(frozen=True)
