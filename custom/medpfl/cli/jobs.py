@@ -184,7 +184,7 @@ def pack(
     folder = find_job(job)
     entry = manifest(find_bundle()).jobs.get(folder.name)
     stamp = entry.model_dump(exclude_none=True) if entry else None
-    say(str(pack_job(folder, output, stamp)))
+    say(str(pack_job(folder, output, stamp, noticed=lambda text: say(f"warning: {text}"))))
 
 
 @app.command()

@@ -3,7 +3,9 @@
 
 import importlib
 import json
+import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import medpfl
@@ -13,9 +15,23 @@ from medpfl.core.errors import MedPFLError
 from medpfl.job import EvaluationJob, Job, load_job
 
 
-def pack(job: Path, target: Path, manifest_entry: dict[str, str] | None = None) -> Path:
+_log = logging.getLogger(__name__)
+
+
+def pack(
+    job: Path,
+    target: Path,
+    manifest_entry: dict[str, str] | None = None,
+    noticed: Callable[[str], None] = _log.warning,
+) -> Path:
     """Copy a job and the code it needs (this package, and those of other people whose classes the job names) to
     ``target/<job's name>``, stamped with version and manifest entry.
+
+    Of other people's packages only the ``.py`` files go in: what else lies in their folders, tables of patients maybe,
+    must not go to every hospital.
+
+    Args:
+        noticed: is told what was left out.
 
     Raises:
         ConfigError: the job is not valid.
@@ -32,25 +48,41 @@ def pack(job: Path, target: Path, manifest_entry: dict[str, str] | None = None) 
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(job, unfinished, ignore=unwanted)
         custom = unfinished / "app" / "custom"
-        for source in _code_of(loaded):
-            if source.is_dir():
-                shutil.copytree(source, custom / source.name, ignore=unwanted)
-            else:
-                shutil.copy(source, custom)
+        shutil.copytree(Path(medpfl.__file__).parent, custom / medpfl.__name__, ignore=unwanted)
+        left = [f"{name}/{file}" for name in _others(loaded) for file in _copy_code(name, custom)]
         stamp = {"medpfl": medpfl.__version__, "job": name, "manifest": manifest_entry or {}}
         (custom / "medpfl_pack.json").write_text(json.dumps(stamp, indent=2), encoding="utf-8")
         unfinished.rename(folder)
     except OSError as error:
         raise MedPFLError(f"cannot write {folder}: {error.strerror}") from error
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        noticed(f"only .py files of other packages go into a job; left out: {', '.join(left[:3])}{more}")
     return folder
 
 
-def _code_of(job: Job | EvaluationJob) -> list[Path]:
-    """Folders of the top-level packages (files of modules) whose classes the job names, this package's first."""
+def _others(job: Job | EvaluationJob) -> list[str]:
+    """Top-level packages and modules, but for this package, whose classes the job names."""
     components = [job.method, job.task, *job.trackers, *(job.components.values() if isinstance(job, Job) else ())]
     names = {path.partition(".")[0] for path in class_paths([spec_of(component) for component in components])}
-    found = []
-    for name in (medpfl.__name__, *sorted(names - {medpfl.__name__})):
-        file = Path(importlib.import_module(name).__file__ or "")
-        found.append(file.parent if file.name == "__init__.py" else file)
-    return found
+    return sorted(names - {medpfl.__name__})
+
+
+def _copy_code(name: str, custom: Path) -> list[str]:
+    """Put the code of a module or a package into ``custom``; returns which of the package's files are none."""
+    module = importlib.import_module(name)
+    if not hasattr(module, "__path__"):
+        shutil.copy(Path(module.__file__ or ""), custom)
+        return []
+    left = []
+    for folder in map(Path, module.__path__):  # several, or one without __init__.py, if it is a namespace
+        for file in sorted(folder.rglob("*")):
+            inside = file.relative_to(folder)
+            if file.is_dir() or any(part == "__pycache__" or part.startswith(".") for part in inside.parts):
+                continue
+            if file.suffix != ".py":
+                left.append(inside.as_posix())
+                continue
+            (custom / name / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, custom / name / inside)
+    return left
