@@ -54,6 +54,5 @@ def test_only_code_goes_in(regular: bool, package: Path, make_job: Callable[...,
     assert found == {"ours.py", "inner/helper.py", *(["__init__.py"] if regular else [])}
     assert not (packed / "data").exists()
     assert (folder / "app" / "custom" / "medpfl" / "compare" / "report.html").is_file()
-    assert said == [
-        "only .py files of other packages go into a job; left out: our_methods/data/patients.csv, our_methods/notes.ipynb"
-    ]
+    left = "our_methods/data/patients.csv, our_methods/notes.ipynb"
+    assert said == [f"only .py files of other packages go into a job; left out: {left}"]

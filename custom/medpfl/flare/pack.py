@@ -14,7 +14,6 @@ from medpfl.component import class_paths, spec_of
 from medpfl.core.errors import MedPFLError
 from medpfl.job import EvaluationJob, Job, load_job
 
-
 _log = logging.getLogger(__name__)
 
 
