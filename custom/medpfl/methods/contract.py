@@ -141,6 +141,11 @@ class Method(Training):
         """The method as this hospital follows it; the same everywhere, unless the job says otherwise."""
         return self
 
+    @property
+    def named_hospitals(self) -> Collection[str]:
+        """Hospitals that the arguments name; it is told where no hospital of a run has such a name."""
+        return ()
+
     def check_length(self, rounds: int) -> None:
         """Refuse arguments with which a job of so many rounds would be over before they do anything.
 

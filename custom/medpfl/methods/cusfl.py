@@ -9,7 +9,7 @@ the paper's rule would weigh its gradient by millions. Two variants of ours, off
 ``warm_up``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -139,6 +139,10 @@ class CusFL(Method):
                 raise ConfigError(f"CusFL's {name} must be at least {least}, got {value}")
         if self.teacher == "trained" and self.privacy is not None and self.privacy.level == "record":
             raise ConfigError("CusFL's trained teacher takes further steps on every batch, which DPSGD does not count")
+
+    @property
+    def named_hospitals(self) -> Collection[str]:
+        return self.ratios
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         guides = ("federated", "previous") if self.alignment == "contrastive" else ("federated",)

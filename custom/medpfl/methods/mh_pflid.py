@@ -9,7 +9,7 @@ depend on the local model; here it is KL(local || messenger). Attention runs ove
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -86,6 +86,10 @@ class MHpFLID(Method):
         for name in ("inject_messenger", "distill_local"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"MHpFLID's {name} must be in [0, 1], got {getattr(self, name)}")
+
+    @property
+    def named_hospitals(self) -> Collection[str]:
+        return self.bodies.keys() - {DEFAULT}
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         build.only_for("MHpFLID", Target.CLASS, Target.MASK)

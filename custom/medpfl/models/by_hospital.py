@@ -2,6 +2,7 @@
 """Another network at every hospital."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
@@ -58,6 +59,10 @@ class ByHospital(Architecture):
     def differs(self) -> bool:
         first, *others = self.hospitals.values()
         return first.differs or any(other != first for other in others)
+
+    @property
+    def named_hospitals(self) -> Collection[str]:
+        return self.hospitals.keys() - {"default"}
 
     def at(self, site: str) -> Architecture:
         found = self.hospitals.get(site, self.hospitals.get("default"))

@@ -2,6 +2,7 @@
 """An architecture as a job names it: a frozen dataclass that builds the network for a task's inputs and classes."""
 
 from abc import abstractmethod
+from collections.abc import Collection
 from typing import ClassVar
 
 from torch import nn
@@ -33,6 +34,11 @@ class Architecture(Checked):
     def differs(self) -> bool:
         """Whether hospitals have different networks, whose weights cannot be averaged."""
         return False
+
+    @property
+    def named_hospitals(self) -> Collection[str]:
+        """Hospitals that its arguments name; it is told where no hospital of a run has such a name."""
+        return ()
 
     def at(self, site: str) -> "Architecture":
         """The architecture that this hospital uses; the same everywhere, unless the job says otherwise."""

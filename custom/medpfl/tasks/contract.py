@@ -4,7 +4,7 @@
 import dataclasses
 import difflib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -130,6 +130,12 @@ class Task(Checked):
         if not isinstance(architecture, Architecture):
             return self
         return dataclasses.replace(self, architecture=architecture.at(site))  # type: ignore[type-var]
+
+    @property
+    def named_hospitals(self) -> Collection[str]:
+        """Hospitals that its network's arguments name; it is told where no hospital of a run has such a name."""
+        architecture = getattr(self, "architecture", None)
+        return architecture.named_hospitals if isinstance(architecture, Architecture) else ()
 
     def chosen(self, site_file: SiteFile) -> "Task":
         """The task with the network of the hospital's own choice, where the job leaves it to hospitals.

@@ -9,6 +9,7 @@ end of the local training, with the hospital's own copy of what is mixed.
 """
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -59,6 +60,10 @@ class FedSMPersonalised(FedSM):
         return ConfigError(
             f"FedSMPersonalised's personaliser must be one that FedSM can run: {type(self.personaliser).__name__}{why}"
         )
+
+    @property
+    def named_hospitals(self) -> Collection[str]:
+        return self.personaliser.named_hospitals
 
     def check_length(self, rounds: int) -> None:
         super().check_length(rounds)

@@ -5,6 +5,7 @@
 """
 
 from medpfl.component import class_name
+from medpfl.core.errors import meant
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.messages import Message, digest_of, table
 from medpfl.rounds.planning import Planning
@@ -81,6 +82,7 @@ class Coordinator(ServerRun):
             said.append(code)
         if not self.begin(digest_of(said)):
             self._tell_sampling()
+            self._tell_names()
             for text in lacking:
                 self.record.event(0, "server", text)
             self.copies.start(found.slots)
@@ -89,6 +91,14 @@ class Coordinator(ServerRun):
         if self.asked is not None:
             number, there = min(self.asked, len(self.joined)), len(self.joined)
             self.record.event(0, "server", f"every round asks {number} of {there} hospitals, drawn by the seed")
+
+    def _tell_names(self) -> None:
+        """A name with a slip in it would leave its hospital with what the others have, unnoticed."""
+        for part in (self.job.method, self.job.task):
+            for name in sorted(set(part.named_hospitals) - set(self.roster)):
+                free = [site for site in self.roster if site not in part.named_hospitals]
+                text = f"{type(part).__name__} names the hospital '{name}', which is not in this run{meant(name, free)}"
+                self.record.event(0, "server", text)
 
     def _without(self, site: str, reason: str) -> None:
         self.refuse(site, 0, f"takes no part: {reason}")
