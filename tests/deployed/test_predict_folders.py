@@ -99,6 +99,17 @@ def test_a_patient_with_a_text_beside_the_slices_is_not_left_out(tmp_path: Path)
         predict(of_volumes(), tmp_path / "new", tmp_path / "out")
 
 
+def test_a_patient_whose_slices_lie_deeper_is_not_left_out(tmp_path: Path) -> None:
+    for folder in ("p1", "p2/CT"):
+        write_series(tmp_path / "new" / folder, RNG.integers(0, 99, (9, 8, 4)), affine_of())
+    with pytest.raises(
+        DataError, match=r"new/p2/CT: this DICOM series lies a folder deeper than p1's and would be left"
+    ):
+        find_volumes(tmp_path / "new")
+    (tmp_path / "new" / "p2" / "CT").rename(tmp_path / "new" / "p3")
+    assert [name for name, _ in find_volumes(tmp_path / "new")] == ["p1", "p3"]
+
+
 def test_earlier_predictions_are_no_series(tmp_path: Path) -> None:
     write_volume(tmp_path / "new" / "a.nii.gz")
     write_series(tmp_path / "series", RNG.integers(0, 99, (9, 8, 4)), affine_of())

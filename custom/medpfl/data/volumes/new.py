@@ -100,6 +100,8 @@ def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
         found = _listed(path)
     elif path.is_dir() and not _is_series(path):
         inner = [p for p in sorted(path.iterdir()) if _is_volume(p) or (p.is_dir() and _is_series(p))]
+        if series := [p for p in inner if p.is_dir()]:
+            _refuse_deeper(path, series)
         found = [(_name(p), (p,)) for p in inner]
     elif path.exists():
         found = [(_name(path), (path,))]
@@ -112,6 +114,17 @@ def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
         if names.count(name) > 1:
             raise DataError(f"{files[0]}: another volume would be written to '{name}' too; predict them one by one")
     return found
+
+
+def _refuse_deeper(path: Path, series: list[Path]) -> None:
+    """Raises DataError: a patient's slices lie a folder deeper than the others', and the patient would be left out."""
+    for folder in sorted(p for p in path.iterdir() if p.is_dir() and p not in series and not p.name.startswith(".")):
+        deeper = next((p for p in sorted(folder.iterdir()) if p.is_dir() and _is_series(p)), None)
+        if deeper is not None:
+            raise DataError(
+                f"{deeper}: this DICOM series lies a folder deeper than {series[0].name}'s and would be left out; put "
+                f"every series into a folder of its own right below {path}"
+            )
 
 
 def _listed(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
