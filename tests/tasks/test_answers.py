@@ -281,6 +281,14 @@ def test_the_metrics_of_survival() -> None:
         task.informed(data([[1.0, 0], [2, 0]], []))
 
 
+def test_a_single_test_case_has_a_brier_score() -> None:
+    task: Task = Survival(dataset="d", horizons=(1.0, 2.5), more_metrics=("integrated_brier", "brier_2"))
+    found = task.after_fit((0.9, 0.8)).evaluate(torch.tensor([0.5]), samples([[5.0, 1]])).metrics
+    each = [(1 - survival ** math.exp(0.5)) ** 2 for survival in (0.9, 0.8)]
+    assert found["brier_2"] == pytest.approx(each[1]) and found["integrated_brier"] == pytest.approx(sum(each) / 2)
+    assert math.isnan(found["c_index"])
+
+
 def test_an_event_counts_as_censoring_was_just_before_it() -> None:
     """In whole years, two censored and one event at 1: the event was weighed as if the two had gone before it."""
     task: Task = Survival(dataset="d", horizons=(1.5,), more_metrics=("brier_1",)).after_fit((0.8,))

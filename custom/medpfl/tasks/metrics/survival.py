@@ -93,6 +93,8 @@ class _Brier(Metric):
         from torchsurv.metrics.brier_score import BrierScore
         from torchsurv.stats.ipcw import get_ipcw
 
+        if len(time) == 1:  # torchsurv takes two at least; of a case and its copy the mean is the case's
+            decisions, time, event = decisions.expand(2), time.expand(2), event.expand(2)
         survival = survivals(self.baseline, decisions).float()
         score = BrierScore()
         seen = event > 0
