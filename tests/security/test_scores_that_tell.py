@@ -126,6 +126,8 @@ def test_a_lead_reads_when_training_patients_had_the_event_off_the_brier_scores_
     task = task.after_fit(task.fit_after(torch.zeros(len(train)), train))
     scores = task.evaluate(torch.zeros(len(test)), test).metrics
     found = [
-        day for day, name, before in zip(horizons[1:], names[1:], names, strict=False) if scores[name] != scores[before]
+        day
+        for day, name, before in zip(horizons[1:], names[1:], names, strict=False)
+        if abs(scores[name] - scores[before]) > 1e-6  # single precision's last digit depends on a number's place
     ]
     assert found == [318.0, 378.0]

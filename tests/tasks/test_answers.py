@@ -223,7 +223,8 @@ def test_the_baseline_is_breslows_and_gives_risks() -> None:
     for horizon in task.horizons:
         total = sum(float(1 / ratios[TIMES[:, 0] >= time].sum()) for time, event in TIMES if event and time <= horizon)
         expected.append(math.exp(-total))
-    assert fitted == pytest.approx(expected, abs=1e-6) and fitted[0] == 1.0
+    assert fitted[:3] == pytest.approx(expected, abs=1e-6) and fitted[0] == 1.0
+    assert fitted[3:] == pytest.approx([-math.log(value) for value in expected])
     told = task.after_fit(fitted).answer(torch.tensor([0.7]), ())
     risk = 1 - expected[1] ** math.exp(0.7)
     assert told == pytest.approx({"log_hazard_ratio": 0.7, "risk_0.5": 0.0, "risk_2.5": risk, "risk_4":
@@ -232,6 +233,28 @@ def test_the_baseline_is_breslows_and_gives_risks() -> None:
     assert "2.5" in task.after_fit(fitted).reading and "months" in task.after_fit(fitted).reading  # type: ignore[attr-defined]
     alive = torch.stack([TIMES[:, 0], torch.zeros(len(TIMES))], dim=1)
     assert task.fit_after(HAZARD, samples(alive)) == ()  # nobody had the event: there is nothing to fit
+
+
+@pytest.mark.parametrize("shift", [-40.0, -4.0, 12.0, 40.0])
+def test_risks_do_not_depend_on_where_the_ratios_lie(shift: float) -> None:
+    """Cox's likelihood is the same. At -4 the baseline's survival was 0 in a model's file, and everybody's risk 1; at
+    40 it was 1, and everybody's risk 0."""
+    task = Survival(dataset="d", horizons=(2.5, 3.5), more_metrics=("integrated_brier", "brier_1"))
+    some = samples(TIMES)
+    moved = [task.after_fit(task.fit_after(HAZARD + far, some)).evaluate(HAZARD + far, some) for far in (0.0, shift)]
+    assert moved[1].metrics == pytest.approx(moved[0].metrics, abs=1e-5)
+    for here, there in zip(*(each.cases for each in moved), strict=True):
+        assert {**here, "log_hazard_ratio": 0} == pytest.approx({**there, "log_hazard_ratio": 0}, abs=1e-5)
+    told = task.after_fit(task.fit_after(HAZARD + shift, some)).reading  # type: ignore[attr-defined]
+    risk = 1 - math.exp(-float(told.split("which is ")[1].split(" at 2.5")[0]) * math.exp(float(HAZARD[0]) + shift))
+    assert risk == pytest.approx(moved[0].cases[0]["risk_2.5"], abs=1e-4)
+
+
+def test_a_baseline_of_one_training_case_and_of_an_older_file() -> None:
+    task = Survival(dataset="d", horizons=(0.5, 2.0))
+    assert task.fit_after(torch.tensor([0.0]), samples([[1.0, 1]])) == (1.0, round(math.exp(-1), 8), 0.0, 1.0)
+    old = task.after_fit((1.0, 0.0)).answer(torch.tensor([-2.0]), ())
+    assert old == {"log_hazard_ratio": -2.0, "risk_0.5": 0.0, "risk_2": 1.0}
 
 
 def test_the_metrics_of_survival() -> None:
@@ -256,6 +279,14 @@ def test_the_metrics_of_survival() -> None:
         Survival(dataset="d", horizons=(1,), more_metrics=("integrated_brier",)).informed(data(TIMES, []))
     with pytest.raises(DataError, match="no training case has the event"):
         task.informed(data([[1.0, 0], [2, 0]], []))
+
+
+def test_a_single_test_case_has_a_brier_score() -> None:
+    task: Task = Survival(dataset="d", horizons=(1.0, 2.5), more_metrics=("integrated_brier", "brier_2"))
+    found = task.after_fit((0.9, 0.8)).evaluate(torch.tensor([0.5]), samples([[5.0, 1]])).metrics
+    each = [(1 - survival ** math.exp(0.5)) ** 2 for survival in (0.9, 0.8)]
+    assert found["brier_2"] == pytest.approx(each[1]) and found["integrated_brier"] == pytest.approx(sum(each) / 2)
+    assert math.isnan(found["c_index"])
 
 
 def test_an_event_counts_as_censoring_was_just_before_it() -> None:

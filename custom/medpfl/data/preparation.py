@@ -146,6 +146,10 @@ class Preparation(Strict, ABC):
         train together only where they say the same. Empty: the files do not say."""
         return []
 
+    def answer_unit(self) -> str:
+        """Of the number or the time to predict; "" where none is declared."""
+        return ""
+
     def standardised(self) -> tuple[list[float], list[float]] | None:
         """Mean and scale of each feature or channel that were fitted here; None where inputs have a fixed range."""
         return None

@@ -11,7 +11,7 @@ from medpfl.methods.references import LOCAL
 from medpfl.tasks.metrics.calibration import Calibration
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.constant import most_frequent
-from medpfl.tasks.metrics.digits import digits, fewer
+from medpfl.tasks.metrics.digits import digits, fewer, threshold_text
 from medpfl.tasks.metrics.measure import Measure
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _threshold(threshold: float | None, metrics: Mapping[str, float | None]) -> 
     else:
         which, whose, largest = "Sensitivity and specificity", "the second class's", "their sum"
     return f"""
-{which} are those of the rule "at least {threshold:.4f}" for {whose} probability, the
+{which} are those of the rule "at least {threshold_text(threshold, 4)}" for {whose} probability, the
 threshold at which {largest} was largest on the validation cases; it is 1/2 where these cannot tell.
 """
 

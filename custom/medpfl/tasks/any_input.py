@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from medpfl.augment.listed import Given, built
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
@@ -18,6 +18,7 @@ from medpfl.models.contract import Architecture
 from medpfl.models.conv1d import Conv1d
 from medpfl.models.resnet import ResNet
 from medpfl.tasks.augmenting import AugmentsInputs
+from medpfl.tasks.contract import Task
 from medpfl.tasks.flips import check_flips, flipped
 
 
@@ -76,6 +77,17 @@ class AnyInput(AugmentsInputs):
     @property
     def spec(self) -> Spec:
         return Spec(self.target, ("images",) if self.size else ("rows", "windows"), self.size)
+
+    def informed(self, data: SiteData) -> Task:
+        """Refuse data in another unit than the job's, in which results are told and a survival's horizons are."""
+        mine, theirs = getattr(self, "unit", ""), data.preparation.answer_unit() if data.preparation else ""
+        if mine and theirs and mine != theirs:
+            said = f"the job's unit of what is predicted is '{mine}', and the site file"
+            raise DataError(
+                f"{said} ('units') says '{theirs}' of it: its numbers, or its horizons, would be taken for others",
+                public=f"{said} says another one of it",
+            )
+        return super().informed(data)
 
     def outputs(self, data: SiteData) -> int:
         """Number of the network's outputs."""

@@ -22,10 +22,12 @@ from medpfl.tasks.any_input import AnyInput
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses.cox import cox
 from medpfl.tasks.metrics.contract import Metric
-from medpfl.tasks.metrics.survival import BrierAt, CIndex, IntegratedBrier
+from medpfl.tasks.metrics.survival import BrierAt, CIndex, IntegratedBrier, survivals
 
 _MOST_HORIZONS = 100
 """A hospital holds the risk of each of its cases at each of them, several times over."""
+_LARGEST = 1e300
+"""Of cumulative hazards; a model's file holds numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class Survival(AnyInput):
     fits_after: ClassVar[bool] = True
     by_batch: ClassVar[bool] = True
     _baseline: tuple[float, ...] = field(default=(), init=False, repr=False, compare=False)
+    """Its cumulative hazard at each horizon."""
 
     def __post_init__(self) -> None:
         require("torchsurv", "survival", "the task Survival")
@@ -115,32 +118,40 @@ class Survival(AnyInput):
         return outputs[:, 0].float()
 
     def fit_after(self, decisions: Tensor, samples: Samples) -> tuple[float, ...]:
-        """The baseline's survival at each horizon: Breslow's estimator on these (training) samples. Empty where none of
-        them has the event, as may be where a given model is tested, and where a hazard is no number."""
-        from torchsurv.loss.cox import baseline_survival_function
+        """The baseline's survival at each horizon, for people, and its cumulative hazard: Breslow's estimator on these
+        (training) samples. Empty where none of them has the event, as may be where a given model is tested, and where a
+        hazard is no number.
 
+        Cox's likelihood leaves open where the ratios lie, and a network may be surer than the data are. Where
+        ratios are small or large, the survival of a case whose ratio is 1 is 0 or 1 to all digits; the cumulative
+        hazard tells what it is of the others.
+        """
         time, event = samples.targets[:].unbind(dim=1)
         if not bool((event > 0).any()) or not bool(decisions.isfinite().all()):
             return ()
-        with _quiet():
-            found = baseline_survival_function(decisions.double(), event > 0, time)
-        steps = torch.searchsorted(found["time"], torch.tensor(self.horizons), right=True)
-        values = torch.cat([torch.ones(1, dtype=torch.float64), found["baseline_survival"].double()])[steps]
-        return tuple(round(value, 8) for value in values.tolist())
+        order = time.argsort(descending=True)
+        last = torch.searchsorted(-time[order], -time, right=True) - 1  # of all who were seen as long, the last place
+        at_risk = decisions.double()[order].logcumsumexp(dim=0)[last]
+        came = [(event > 0) & (time <= horizon) for horizon in torch.tensor(self.horizons)]
+        hazards = [min(float((-at_risk[mine]).exp().sum()), _LARGEST) for mine in came]
+        return (*(round(math.exp(-hazard), 8) for hazard in hazards), *hazards)
 
     def after_fit(self, values: Sequence[float]) -> Task:
-        if len(values) != len(self.horizons):
+        count = len(self.horizons)
+        if len(values) not in (count, 2 * count):
             return self
+        hazards = values[count:] or [-math.log(value) if value > 0 else _LARGEST for value in values]  # of older files
         mine = dataclasses.replace(self)
-        object.__setattr__(mine, "_baseline", tuple(values))
+        object.__setattr__(mine, "_baseline", tuple(hazards))
         return mine
 
     def answer(self, decisions: Tensor, class_names: Sequence[str]) -> dict[str, str | float]:
         """The hazard ratio and, where the model's hospital fitted a baseline, the risk up to each horizon."""
         hazard = float(decisions.double().mean())
         told: dict[str, str | float] = {"log_hazard_ratio": round(hazard, 6)}
-        for horizon, survival in zip(self.horizons, self._baseline, strict=False):
-            told[f"risk_{horizon:g}"] = round(1 - survival ** math.exp(min(hazard, 500.0)), 6)
+        (known,) = survivals(self._baseline, torch.tensor([hazard], dtype=torch.float64))
+        for horizon, survival in zip(self.horizons, known, strict=False):
+            told[f"risk_{horizon:g}"] = round(1 - float(survival), 6)
         return told
 
     def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
@@ -152,10 +163,13 @@ class Survival(AnyInput):
 
     @property
     def reading(self) -> str:
-        pairs = zip(self.horizons, self._baseline, strict=False)
-        told = ", ".join(f"{survival:g} at {horizon:g}" for horizon, survival in pairs)
-        base = f"; baseline survival {told}{f' {self.unit}' if self.unit else ''}" if told else ""
-        return f"the logarithm of the hazard ratio; survival is the baseline's to the power of the ratio{base}"
+        if not self._baseline:
+            return "the logarithm of the hazard ratio; survival is the baseline's to the power of the ratio"
+        told = ", ".join(f"{hazard:g} at {at:g}" for at, hazard in zip(self.horizons, self._baseline, strict=True))
+        return (
+            "the logarithm of the hazard ratio; survival is the exponential of minus the ratio times the baseline's "
+            f"cumulative hazard, which is {told}{f' {self.unit}' if self.unit else ''}"
+        )
 
 
 @contextmanager

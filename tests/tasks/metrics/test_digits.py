@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medpfl.tasks.metrics.digits import digits, fewer, rounded
+from medpfl.tasks.metrics.digits import digits, fewer, rounded, threshold_text
 
 NAN, INF = float("nan"), float("inf")
 
@@ -35,3 +35,14 @@ def test_what_is_kept_has_six_decimals_of_shares_and_more_of_small_values() -> N
     assert rounded(0.123456789) == 0.123457 and rounded(12.3456789) == 12.345679
     assert rounded(1.23456789e-5) == 1.23457e-05
     assert rounded(0.0) == 0.0 and math.isnan(rounded(NAN))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0000"), (1.0, "1.0000"), (0.3, "0.3000"), (0.99996, "0.99996"), (0.9999, "0.9999"),
+        (0.00004, "0.00004"), (1e-9, "0.000000001"), (1 - 2**-24, "0.9999999"),
+    ],
+)  # fmt: skip
+def test_a_threshold_is_not_written_as_one_that_finds_all_or_none(value: float, text: str) -> None:
+    assert threshold_text(value, 4) == text

@@ -44,8 +44,11 @@ class TablePreparation(Preparation):
     def meaning(self) -> list[str]:
         """Features with their kind and unit, and the unit of the number to predict, if one is declared."""
         told = [described(column, kind, self.units.get(column)) for column, kind in self.features.items()]
-        answer = self.units.get(self.label)
+        answer = self.answer_unit()
         return [*told, described("the answer", "number", answer)] if answer else told
+
+    def answer_unit(self) -> str:
+        return self.units.get(self.label, "")
 
     def standardised(self) -> tuple[list[float], list[float]]:
         return self.mean, self.scale

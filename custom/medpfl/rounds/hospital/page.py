@@ -22,7 +22,7 @@ from medpfl.rounds.hospital.details import Details, GroupScore, read_details
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.certainty import interval_text
 from medpfl.tasks.metrics.decision import Decided
-from medpfl.tasks.metrics.digits import digits, fewer
+from medpfl.tasks.metrics.digits import digits, fewer, threshold_text
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.operating import LEAST, SPECIFICITY, OperatingPoint, Share
 
@@ -216,7 +216,7 @@ def _point(one: OperatingPoint, classes: list[str]) -> Point:
         finding,
         sensitivity=_share(one.sensitivity, "with"),
         specificity=_share(one.specificity, "without"),
-        threshold=f"{one.threshold:.3f}",
+        threshold=threshold_text(one.threshold, 3),
     )
 
 

@@ -40,3 +40,11 @@ def amount(value: float) -> str:
         return "0"
     text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def threshold_text(value: float, decimals: int) -> str:
+    """A threshold of a probability: with more decimals where it would be written as 0 or 1, at which a rule finds
+    everybody or nobody."""
+    while 0 < value < 1 and round(value, decimals) in (0, 1):
+        decimals += 1
+    return f"{value:.{decimals}f}"

@@ -56,6 +56,17 @@ class CIndex(Metric):
         return found
 
 
+def survivals(baseline: Sequence[float], hazards: Tensor) -> Tensor:
+    """Survival of N cases at each of H horizons, N x H float64.
+
+    Args:
+        baseline: its cumulative hazard at each.
+        hazards: N logarithms of hazard ratios.
+    """
+    whole = torch.tensor(baseline, dtype=torch.float64).log()[None] + hazards.double()[:, None]
+    return (-whole.exp()).exp()
+
+
 class _Brier(Metric):
     """Mean squared distance of the predicted survival at a time from whether the case survived it, where cases
     that were last seen earlier are made up for by weighting (Graf et al., Stat. Med. 1999), with the split's own
@@ -63,7 +74,7 @@ class _Brier(Metric):
     seen for so long.
 
     Args:
-        horizons: the times; ``baseline``: the baseline's survival at each of them; empty where none was fitted.
+        horizons: the times; ``baseline``: its cumulative hazard at each of them; empty where none was fitted.
     """
 
     direction: ClassVar[Direction] = "lower"
@@ -82,7 +93,9 @@ class _Brier(Metric):
         from torchsurv.metrics.brier_score import BrierScore
         from torchsurv.stats.ipcw import get_ipcw
 
-        survival = torch.tensor(self.baseline)[None] ** decisions.float()[:, None].exp()
+        if len(time) == 1:  # torchsurv takes two at least; of a case and its copy the mean is the case's
+            decisions, time, event = decisions.expand(2), time.expand(2), event.expand(2)
+        survival = survivals(self.baseline, decisions).float()
         score = BrierScore()
         seen = event > 0
         # An event is seen of whom censoring spares until just before it: who is last seen at the same time, as happens
