@@ -60,6 +60,9 @@ def test_every_hospital_has_a_page_and_the_server_none(make_job: Make, tmp_path:
         assert "<script" not in page and "http" not in page
         for heading in ("taken at their word?", "Would acting on it help?", "is drawn at that height"):
             assert heading in page
+        taken = read_description(models / "chosen-best.safetensors").history
+        assert taken and taken.chosen and "average" in taken.chosen.candidates
+        assert ("is tested only where it is taken" in page) == (taken.chosen.model != "average")
         rows = list(csv.DictReader((models / "chosen-best.csv").open()))
         assert f'<td>yes</td><td data-of="sensitivity">{found_of(rows, models):.2f} [' in page
         wrong = [row["case"] for row in rows if row["class"] != row["predicted"]]

@@ -14,6 +14,7 @@ from medpfl.core.errors import ConfigError, MedPFLError, counted
 from medpfl.deployed.card import why
 from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Chosen, History, ModelMeta, read_description
+from medpfl.methods.references import AVERAGE
 from medpfl.results.chosen import label_of
 from medpfl.results.glossary import Glossary, spelled
 from medpfl.results.sentences import LOCAL, Brought, sentence
@@ -102,6 +103,7 @@ def write_page(folder: Path) -> Path:
         unit=f" ({measure.unit})" if measure.unit else "",
         lower=measure.direction == "lower",
         candidates=_candidates(history, chosen, others, measure),
+        untested=AVERAGE in chosen.candidates and chosen.model != AVERAGE,
         classes=taken.recipe.classes,
         cases=cases,
         curves=_curves(cases.decisions),
