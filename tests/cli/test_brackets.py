@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders and classes with square brackets in their names: a terminal's markup is written so, and is not meant."""
+"""Folders and classes with square brackets in their names: a terminal's markup is written so, and is not meant.
 
+Spaces in them: a command that is to be typed next has them in quotes."""
+
+import shlex
 from pathlib import Path
 
+import pytest
 import yaml
 from typer.testing import CliRunner
 
@@ -37,3 +41,36 @@ def test_a_class_of_which_a_part_would_be_taken_for_markup(tmp_path: Path) -> No
     content["datasets"]["blood"]["label"]["classes"] = {"crp [low]": [0], "crp [/high]": [1]}
     file.write_text(yaml.safe_dump(content))
     assert "crp [low]" in (said := medpfl("check-data", file)) and "crp [/high]" in said
+
+
+def test_a_command_that_is_told_to_be_typed_next_has_paths_in_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("blood.csv").write_text("age,ill\n" + "".join(f"{30 + i},{i % 2}\n" for i in range(40)))
+    schema = tmp_path / "our schema.yaml"
+    medpfl("site", "init", "blood.csv", "-o", "first.yaml", "--dataset", "blood", "--label", "ill", "--yes")
+    medpfl("schema", "first.yaml", "-o", schema)
+    said = medpfl(
+        "site",
+        "init",
+        "blood.csv",
+        "-o",
+        "my sites/anna.yaml",
+        "--site",
+        "anna",
+        "--like",
+        schema,
+        "--label",
+        "ill",
+        "--yes",
+    )
+    assert command(said) == ["medpfl", "check-data", "my sites/anna.yaml", "--schema", str(schema)]
+    said = medpfl("job", "new", "ours", "--from", "softpull_heart", "-o", "my jobs")
+    assert command(said) == ["medpfl", "check-job", "my jobs/ours", "--sites", "DIR"]
+    said = medpfl("provision", "--example", "my project.yml")
+    assert command(said) == ["medpfl", "provision", "--project", "my project.yml"]
+
+
+def command(said: str) -> list[str]:
+    return shlex.split(said[said.index("medpfl ") :].splitlines()[0])

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cannot be written, or is no text, is told in one sentence by every verb that writes or reads a file."""
 
+import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,20 @@ def test_a_demo(capfd: pytest.CaptureFixture[str], taken: Path, name: str) -> No
     )
 
 
+def test_a_demo_for_which_the_disk_is_too_small(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What breaks off in the middle of a file names no file: "None: No space left on device" was told."""
+
+    def broken_off(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numpy.savez", broken_off)
+    monkeypatch.setattr("numpy.savez_compressed", broken_off)
+    said = refusal(capfd, "demo", "patterns", tmp_path / "demo")
+    assert f"cannot write the demo into {tmp_path / 'demo'}: No space left on device" in said
+
+
 def test_a_text(taken: Path) -> None:
     for path in (taken / "page.html", taken.parent):
         with pytest.raises(MedPFLError, match=f"cannot write {path}"):
@@ -42,6 +59,15 @@ def test_an_evaluation_s_cases(taken: Path) -> None:
     for path in (taken / "cases.csv", taken.parent):
         with pytest.raises(MedPFLError, match=f"cannot write {path}"):
             write_cases(path, Evaluation({}, [{"case": "one"}]))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+def test_what_is_printed_into_a_file_on_a_full_disk() -> None:
+    """It was a traceback of fifty lines."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "medpfl", "jobs"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "medpfl: cannot write what the command prints: No space left on device\n"
+    assert done.returncode == 1
 
 
 def test_a_schema(capfd: pytest.CaptureFixture[str], taken: Path) -> None:

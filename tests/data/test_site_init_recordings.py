@@ -84,6 +84,20 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     found = init(tmp_path / "ecg", tmp_path / "site.yaml")
     assert found["label"] == {"column": "folder", "classes": {"ill": ["ill"], "well": ["well"]}}
     assert "group" not in found["split"] and found["channels"] == ["I", "II"]
+    assert "every recording counts as another patient; name" in (tmp_path / "site.yaml").read_text()
+
+
+def test_patients_in_the_names_of_recordings_are_named_as_the_comment_says(tmp_path: Path) -> None:
+    """It said "cases of one recording stay together", and a patient's second recording was among the tests."""
+    for number in range(16):
+        write(tmp_path / "ecg" / f"p{number // 2}_{number % 2}.csv", number)
+    init(tmp_path / "ecg", tmp_path / "site.yaml", label="rhythm")
+    text = (tmp_path / "site.yaml").read_text()
+    text = text.replace("ecg/*.csv", '"ecg/{patient}_*.csv"').replace("split:", "split:\n      group: patient")
+    (tmp_path / "site.yaml").write_text(text)
+    listing = load_site_file(tmp_path / "site.yaml").dataset("ecg", Series).cases(Problems())
+    groups = {split: {case.group for case in cases} for split, cases in listing.items()}
+    assert set.union(*groups.values()) == {f"p{number}" for number in range(8)} and sum(map(len, groups.values())) == 8
 
 
 def test_gaps_patients_and_a_number_to_predict(tmp_path: Path) -> None:

@@ -59,6 +59,15 @@ def test_the_page_names_every_extra_and_what_it_installs(project: dict[str, list
         assert named <= wanted | indirect and (extra in ("base", "all") or wanted <= named | indirect), extra
 
 
+def test_the_page_on_python_adds_what_the_first_command_did_not_install(project: dict[str, list[str]]) -> None:
+    """The notebooks compare and are opened in Jupyter; ``./poc/run`` installs what requirements.txt names."""
+    there, page = pins("requirements.txt"), (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert {Requirement(text).name for text in project["compare"]} - set(there), "nothing is lacking"
+    assert ".venv/bin/pip install -c constraints.txt -e '.[compare]' notebook" in page
+    assert {Requirement(text).name for text in project["privacy"]} - set(there)
+    assert "softpull_heart_private (extra privacy)" in (ROOT / "requirements.txt").read_text()
+
+
 def test_versions_in_the_manifest_are_the_pinned_ones() -> None:
     tested = manifest(ROOT).tested_with
     for package in ("nvflare", "torch", "monai"):

@@ -9,6 +9,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -104,6 +105,18 @@ def run_here(notebook: nbformat.NotebookNode, folder: Path, patch: pytest.Monkey
     assert not printed.getvalue()
 
 
+def test_predictions_of_one_are_not_in_the_way_of_the_next() -> None:
+    """Jupyter runs all of them in the folder in which they lie, and no prediction is written over another."""
+    folders = [
+        folder
+        for file in NOTEBOOKS
+        for cell in nbformat.read(file, as_version=4).cells
+        for folder in re.findall(r"\.predict\([^)]*, \"([^\"]+)\"\)", cell.source)
+    ]
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert len(folders) == len(set(folders)) == 2 and all(f"`{folder}`" in page for folder in folders)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.usefixtures("rendered")
@@ -118,5 +131,7 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     notebook.cells.append(nbformat.v4.new_code_cell(CHECKS[name]))
     if name == "first-federation":
         run_in_a_kernel(notebook, folder, monkeypatch)
+        told = set(re.findall("`([^`]+)`", notebook.cells[0].source))
+        assert {path.name for path in folder.iterdir()} <= told  # it says what it writes
     else:
         run_here(notebook, folder, monkeypatch)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -22,7 +23,8 @@ from medpfl.results.files import read_training
 from medpfl.results.sentences import sentences
 from medpfl.rounds.hospital.cases import Cases, read_cases
 from medpfl.rounds.hospital.models_folder import open_models
-from medpfl.rounds.hospital.page import PAGE, write_page
+from medpfl.rounds.hospital.page import PAGE, _curves, write_page
+from medpfl.tasks.metrics.decision import decision_curve
 from medpfl.tasks.metrics.measure import Measure
 from small_jobs import SITES, write_table_sites
 from tools import run
@@ -56,8 +58,11 @@ def test_every_hospital_has_a_page_and_the_server_none(make_job: Make, tmp_path:
         assert said[site] in plain(page)
         assert (models / PAGE).stat().st_mode & 0o077 == 0
         assert "<script" not in page and "http" not in page
-        for heading in ("taken at their word?", "Would acting on it help?"):
+        for heading in ("taken at their word?", "Would acting on it help?", "is drawn at that height"):
             assert heading in page
+        taken = read_description(models / "chosen-best.safetensors").history
+        assert taken and taken.chosen and "average" in taken.chosen.candidates
+        assert ("is tested only where it is taken" in page) == (taken.chosen.model != "average")
         rows = list(csv.DictReader((models / "chosen-best.csv").open()))
         assert f'<td>yes</td><td data-of="sensitivity">{found_of(rows, models):.2f} [' in page
         wrong = [row["case"] for row in rows if row["class"] != row["predicted"]]
@@ -138,6 +143,14 @@ def test_a_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "replace", watch)
     write_text(tmp_path / "page.html", "anna", private=True)
     assert modes == [0o600]
+
+
+def test_where_the_picture_of_net_benefit_ends_below_is_said() -> None:
+    """Acting on all patients had -0.09 at the threshold 0.90, by the picture, where it has -4."""
+    truth, given = np.array([True, False]), np.array([0.7, 0.2])
+    found = _curves(decision_curve(truth, given, [0.1, 0.9]))
+    assert found["all"].endswith(" 90.0,59.6") and found["top"] == "0.44" and found["cut"] == "-0.09"
+    assert not _curves(decision_curve(truth, given, [0.1, 0.5]))["cut"]
 
 
 def test_a_folder_without_models_is_refused_in_a_sentence(tmp_path: Path) -> None:

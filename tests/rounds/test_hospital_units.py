@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The own page of a hospital whose score has a unit."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from medpfl.cli import app
 from medpfl.job import Job
 from medpfl.rounds.hospital.page import PAGE
 from medpfl.tasks.regression import Regression
@@ -15,7 +18,7 @@ from tools import run
 
 
 @pytest.mark.slow
-def test_headings_say_the_unit(make_job: Callable[..., Job], tmp_path: Path) -> None:
+def test_headings_and_an_evaluation_say_the_unit(make_job: Callable[..., Job], tmp_path: Path) -> None:
     """Errors, and answers beside the truth, stood there as bare numbers."""
     sites = write_table_sites(tmp_path / "sites")
     for file in sites.values():
@@ -27,3 +30,7 @@ def test_headings_say_the_unit(make_job: Callable[..., Job], tmp_path: Path) -> 
     run(make_job(task=Regression(dataset="blood", centre=0.0, spread=1.0, unit="mmol/l"), rounds=1), sites, tmp_path)
     page = (tmp_path / "home" / SITES[0] / "small" / "models" / PAGE).read_text()
     assert "<th>validation MAE (mmol/l)</th>" in page and "<th>answer, truth (mmol/l)</th>" in page
+    model = tmp_path / "home" / SITES[0] / "small" / "models" / "personal-best.safetensors"
+    said = CliRunner().invoke(app, ["evaluate", str(model), str(sites[SITES[0]])], catch_exceptions=False).output
+    assert re.search(r"^mae \d+\.\d+ mmol/l, lower is better$", said, re.MULTILINE)
+    assert re.search(r"^r2 -?\d+\.\d+$", said, re.MULTILINE)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``medpfl``: one verb each."""
 
+import errno
 import os
 import signal
 import sys
@@ -26,6 +27,9 @@ app.add_typer(keys.app, name="keys")
 app.command()(compare)
 app.command("super")(super_)
 app.command()(leave_one_out)
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Nothing more can be written: the disk, the account's share of it or the longest file that is allowed."""
 
 
 def _print_version(asked: bool) -> None:
@@ -53,7 +57,8 @@ def licences() -> None:
 
 
 def main() -> None:
-    """Entry point: a MedPFLError is one sentence on stderr and exit code 1, never a traceback.
+    """Entry point: a MedPFLError is one sentence on stderr and exit code 1, never a traceback;
+    so is a full disk, also where what is printed goes into a file.
 
     A kill (SIGTERM, of a cluster's scheduler, say) and a terminal that is closed (SIGHUP) end a command as Ctrl-C does:
     processes that it began and copies of data that it made go with it."""
@@ -65,6 +70,12 @@ def main() -> None:
         app()
     except MedPFLError as error:
         Terminal(stderr=True).print(f"medpfl: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        what = error.filename or "what the command prints"
+        Terminal(stderr=True).print(f"medpfl: cannot write {what}: {error.strerror}", markup=False, soft_wrap=True)
         sys.exit(1)
 
 

@@ -21,7 +21,8 @@ def _tell(folder: Path, write: Callable[[], list[str]]) -> None:
     try:
         sites = write()
     except OSError as error:
-        raise MedPFLError(f"cannot write the demo into {folder}: {error.filename}: {error.strerror}") from error
+        which = f"{error.filename}: " if error.filename else ""  # an error in the middle of a file does not name it
+        raise MedPFLError(f"cannot write the demo into {folder}: {which}{error.strerror}") from error
     say(f"{folder}: {', '.join(sites)}")
 
 

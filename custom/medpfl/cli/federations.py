@@ -152,7 +152,7 @@ def provision_(
         shutil.copyfile(shipped, example)
     except OSError as error:
         raise MedPFLError(f"cannot write {example}: {error.strerror}") from error
-    say(f"wrote {example}: change what is marked CHANGE, then: medpfl provision --project {example}")
+    say(f"wrote {example}: change what is marked CHANGE, then: medpfl provision --project {shlex.quote(str(example))}")
 
 
 def _tell(made: "Provisioned") -> None:

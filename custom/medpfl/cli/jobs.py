@@ -2,6 +2,7 @@
 """Verbs for jobs: list, check, simulate, pack, show what they left behind."""
 
 import json
+import shlex
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -249,7 +250,8 @@ def job_new(
     if isinstance(loaded, EvaluationJob):
         raise MedPFLError(f"job '{loaded.name}' trains nothing; 'medpfl evaluation-job' writes jobs of this form")
     folder = new_job(loaded, name, output, dataset, task, hospitals, rounds, read_schema(schema) if schema else None)
-    say(f"wrote {folder}\nTry it with the hospitals' site files: medpfl check-job {folder} --sites DIR")
+    quoted = shlex.quote(str(folder))
+    say(f"wrote {folder}\nTry it with the hospitals' site files: medpfl check-job {quoted} --sites DIR")
 
 
 @app.command()

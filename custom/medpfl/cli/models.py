@@ -50,6 +50,7 @@ def evaluate(
     from medpfl.deployed.model_file import load_deployed
     from medpfl.deployed.predict import evaluate_on, other_split
     from medpfl.tasks.metrics.digits import digits
+    from medpfl.tasks.metrics.measure import Measure
 
     if split not in SPLITS:
         raise MedPFLError(f"--split must be {', '.join(SPLITS)}, got '{split}'")
@@ -63,7 +64,9 @@ def evaluate(
     name = history.model if history else deployed.name
     say(f"{name}{made}: {counted(len(found.cases), 'case')} of the {split} split")
     for metric, value in found.metrics.items():
-        say(f"{metric} {'n/a' if math.isnan(value) else f'{value:.{1 + digits([value])}f}'}")
+        measure = deployed.task.measures.get(metric, Measure())
+        worse = ", lower is better" if measure.direction == "lower" else ""
+        say(f"{metric} {'n/a' if math.isnan(value) else measure.text(value, 1 + digits([value])) + worse}")
     if split != "train" and (differs := other_split(deployed, data, declared)):
         say(differs)
     if cases:

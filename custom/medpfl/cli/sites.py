@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs for a hospital: its data, its site file, its startup kit."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,7 +132,7 @@ def site_init(
     masks: Annotated[str | None, typer.Option(help="Images: which files are the masks, if several could be.")] = None,
     inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,
     kind: Annotated[
-        str | None, typer.Option(help="Several tables: is each a recording, or are they one table?")
+        str | None, typer.Option(help="Several tables: recording (each is one) or table (all are one).")
     ] = None,
     window: Annotated[str | None, typer.Option(help="Recordings: how many time steps make a case.")] = None,
     classes: Annotated[list[str] | None, typer.Option("--class", help="NAME=VALUE[,VALUE...], class by class.")] = None,
@@ -162,7 +163,8 @@ def site_init(
     )
     for path in write_site_file(place, output, answers):
         say(f"wrote {path}")
-    say(f"Read it, then check the data: medpfl check-data {output}{f' --schema {like}' if like else ''}")
+    schema = ["--schema", str(like)] if like else []
+    say(f"Read it, then check the data: {shlex.join(['medpfl', 'check-data', str(output), *schema])}")
 
 
 @site_app.command("split")

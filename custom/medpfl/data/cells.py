@@ -277,6 +277,8 @@ def _lines(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
                     yield reader.line_num, cells
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder; name the file in it") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: {not_utf8(error)}") from error
     except csv.Error as error:

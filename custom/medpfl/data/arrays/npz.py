@@ -75,6 +75,8 @@ class Npz:
                 yield file
         except FileNotFoundError as error:
             raise DataError(f"{self.path}: no such file") from error
+        except IsADirectoryError as error:
+            raise DataError(f"{self.path} is a folder; name the file in it") from error
         except BROKEN_NPZ as error:
             raise DataError(unreadable(self.path, "an .npz file", error)) from error
 

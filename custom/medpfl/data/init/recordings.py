@@ -107,7 +107,8 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     if "rate" in agreed:
         entries.append(Entry("rate", agreed["rate"], "time steps a second: make sure that it is so here"))
     grouped = {"group": group} if group else {}
-    said = f"cases of one {group} stay together" if group else "cases of one recording stay together"
+    alone = "every recording counts as another patient; name the patient in braces if that is not so"
+    said = f"cases of one {group} stay together" if group else alone
     return [*entries, Entry("split", {**grouped, "seed": 0, "fractions": tables.FRACTIONS}, said)]
 
 

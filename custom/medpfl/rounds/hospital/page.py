@@ -14,6 +14,7 @@ from medpfl.core.errors import ConfigError, MedPFLError, counted
 from medpfl.deployed.card import why
 from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import Chosen, History, ModelMeta, read_description
+from medpfl.methods.references import AVERAGE
 from medpfl.results.chosen import label_of
 from medpfl.results.glossary import Glossary, spelled
 from medpfl.results.sentences import LOCAL, Brought, sentence
@@ -102,6 +103,7 @@ def write_page(folder: Path) -> Path:
         unit=f" ({measure.unit})" if measure.unit else "",
         lower=measure.direction == "lower",
         candidates=_candidates(history, chosen, others, measure),
+        untested=AVERAGE in chosen.candidates and chosen.model != AVERAGE,
         classes=taken.recipe.classes,
         cases=cases,
         curves=_curves(cases.decisions),
@@ -233,17 +235,20 @@ def _share(found: Share | None, which: str) -> str:
 
 
 def _curves(decisions: tuple[Decided, ...]) -> dict[str, str]:
-    """Points of an SVG of 100 x 60: net benefit by threshold; what is worse than nobody by far is cut off."""
+    """Points of an SVG of 100 x 60: net benefit by threshold; what is worse than nobody by far ends at ``cut``."""
     if not decisions:
         return {}
-    top = max(0.05, *(one.benefit for one in decisions), *(one.acting_on_all for one in decisions))
+    model, everybody = [one.benefit for one in decisions], [one.acting_on_all for one in decisions]
+    top = max(0.05, *model, *everybody)
+    low = -top / 5
 
     def points(values: list[float]) -> str:
         places = zip((one.threshold for one in decisions), values, strict=True)
-        return " ".join(f"{100 * at:.1f},{50 - 48 * max(value, -top / 5) / top:.1f}" for at, value in places)
+        return " ".join(f"{100 * at:.1f},{50 - 48 * max(value, low) / top:.1f}" for at, value in places)
 
     return {
-        "model": points([one.benefit for one in decisions]),
-        "all": points([one.acting_on_all for one in decisions]),
+        "model": points(model),
+        "all": points(everybody),
         "top": f"{top:.2f}",
+        "cut": f"{low:.2f}" if min(*model, *everybody) < low else "",
     }
