@@ -253,6 +253,7 @@ class ServerRun:
             history=self.history.add(self.record.unsaved(self.done)),
             saved=time.time(),
             begun=self.begun,
+            asked=sorted(self.record.asked),
             files=shelf.names(self.copies.stack) if shelf.on_disk else {},
         )
         self._saving.start(functools.partial(self._write, about, shelf.last))
@@ -280,6 +281,7 @@ class ServerRun:
             parts, lost = self.history.restore(found.about.history)
             told = [*told, *lost]
             self.record.restore(parts, self.done)
+            self.record.asked.update(found.about.asked)
         else:
             self.begun = secrets.token_hex(8)
             self.history.forget()
