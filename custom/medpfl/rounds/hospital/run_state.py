@@ -17,7 +17,7 @@ from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import plain_name
 from medpfl.rounds.protocol.requests import OfRun, StatisticsRequest, TrainRequest
 
-_BEGUN = "begun.safetensors"
+_BEGUN = "begun"
 
 
 class RunState:
@@ -71,10 +71,10 @@ class RunState:
         self._run = header.run
         self.optimizers, self.scalers = {}, {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
-        if done == 0 or header.fresh or _begun(folder) != header.begun:
+        if done == 0 or header.fresh or _begun(self.files) != header.begun:
             for kind in (PRIVATE, MIXED):
                 self.files.forget(kind)
-            store.save(folder / _BEGUN, {}, {"begun": header.begun})
+            self.files.save(_BEGUN, 0, {}, {_BEGUN: header.begun})
         if done == 0 or header.fresh:
             return []
         kept, damaged = self.files.newest(PRIVATE, done)
@@ -120,9 +120,8 @@ class RunState:
         self._lock.release()
 
 
-def _begun(folder: Path) -> object:
-    """What tells the run whose state lies here from others with its key; "" where nothing is known of it."""
-    try:
-        return store.read_meta(folder / _BEGUN)["begun"] if (folder / _BEGUN).exists() else ""
-    except store.DamagedFile:
-        return None
+def _begun(files: RunFiles) -> object:
+    """What tells the run whose state lies here from others with its key: "" where nothing is known of it, None where
+    that is damaged."""
+    kept, damaged = files.newest(_BEGUN, 0)
+    return kept.meta[_BEGUN] if kept else None if damaged else ""
