@@ -194,8 +194,7 @@ def test_resuming_keeps_the_statistics_that_an_exchange_within_a_round_has_moved
     """They are private, and were kept as they were before that exchange."""
 
     def make() -> Job:
-        args = {"alternate": (1, 1), "local_statistics": True}
-        method = PFedNet(lr=0.05, batch_size=8, **args)
+        method = PFedNet(lr=0.05, batch_size=8, alternate=(1, 1), local_statistics=True)
         slots = {"shared": Mean(uniform=True), "personal": NetworkProx(tau=0.05, neighbours=1)}
         return make_job(rounds=4, mixers=slots, method=method, task=Normed(dataset="blood"))
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hospital's noise in a job: what is counted, what is sent, what a kill leaves, and when nothing more is sent."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import torch
 import yaml
 
-from medpfl import store
 from medpfl.core.codecs import Chain, DAdaQuant, Half
 from medpfl.core.errors import BudgetSpent, ConfigError, MedPFLError, PolicyRefused
 from medpfl.core.mixers import Identity, Mean, NetworkProx
@@ -205,41 +203,6 @@ def test_a_job_ends_in_order_when_all_budgets_are_spent(sites: dict[str, Path], 
     assert {(line.site, line.round) for line in summary.test if line.choice == "last"} == {(s, 2) for s in sites}
     for site in sites:
         assert (tmp_path / "h" / site / "small/models/fedavg-last.safetensors").is_file()
-
-
-@pytest.mark.slow
-def test_who_has_budget_left_ends_with_the_same_round_as_the_job(sites: dict[str, Path], tmp_path: Path) -> None:
-    """Berta had trained a third round before the server knew that anna would not."""
-    del sites["clara"]
-    limit = limited(sites, "anna", most_epsilon=opacus([(3.0, 1.0, 2)]) * 1.001)
-    method = FedAvg(lr=0.1, steps=3, batch_size=6, optimizer="sgd", privacy=UPDATE)
-    job = small_job(9, {"local": Identity(), "fedavg": Mean()}, method)
-    simulate(job, limit, tmp_path / "r", tmp_path / "h")
-    simulate(replace(job, settings=replace(job.settings, rounds=2)), sites, tmp_path / "r2", tmp_path / "h2")
-    for site in sites:
-        ended, other = (
-            store.read(tmp_path / home / site / "small/models/local-last.safetensors") for home in ("h", "h2")
-        )
-        assert all(torch.equal(tensor, other[0][key]) for key, tensor in ended[0].items()), site
-
-
-@pytest.mark.slow
-def test_a_budget_that_is_spent_within_a_round_ends_the_job_with_that_round(
-    sites: dict[str, Path], tmp_path: Path
-) -> None:
-    """All had trained, and what they sent was mixed: it was tested as the models of the round before."""
-    del sites["clara"]
-    sites = limited(sites, "anna", most_epsilon=opacus([(3.0, 1.0, 3)]) * 1.001)
-    method = PFedNet(alternate=(1, 1), lr=0.1, batch_size=6, optimizer="sgd", privacy=UPDATE)
-    job = small_job(9, {"shared": Mean(uniform=True), "personal": NetworkProx(tau=0.1, graph="complete")}, method)
-    simulate(job, sites, tmp_path / "r", tmp_path / "h")
-    summary = read_summary(tmp_path / "r")
-    (ended,) = [event.event for event in summary.events if "the job ends after round" in event.event]
-    assert ended.startswith("the job ends after round 2, of whose 1 further exchanges 0 were made: ")
-    assert {(line.site, line.round) for line in summary.test if line.choice == "last"} == {("anna", 2), ("berta", 2)}
-    lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
-    told = [(line["site"], line["round"]) for line in lines if line["split"] == "validation" and line["site"] != "mean"]
-    assert sorted(told) == [(site, number) for site in ("anna", "berta") for number in (1, 2)]
 
 
 def test_what_a_hospital_has_spent_is_told_where_it_was_gone_in_the_end(sites: dict[str, Path], tmp_path: Path) -> None:
