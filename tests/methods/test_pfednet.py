@@ -188,6 +188,19 @@ def test_resuming_keeps_the_graph_and_what_was_sent(
     assert_resumes(make, table_sites, tmp_path)
 
 
+def test_resuming_keeps_the_statistics_that_an_exchange_within_a_round_has_moved(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """They are private, and were kept as they were before that exchange."""
+
+    def make() -> Job:
+        method = PFedNet(lr=0.05, batch_size=8, alternate=(1, 1), local_statistics=True)
+        slots = {"shared": Mean(uniform=True), "personal": NetworkProx(tau=0.05, neighbours=1)}
+        return make_job(rounds=4, mixers=slots, method=method, task=Normed(dataset="blood"))
+
+    assert_resumes(make, table_sites, tmp_path)
+
+
 def test_the_graph_costs_one_small_message(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     run(job(make_job, NetworkProx(tau=0.05, neighbours=2)), table_sites, tmp_path)
     traffic = json.loads((tmp_path / "results" / "bytes.json").read_text())

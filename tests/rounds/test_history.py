@@ -158,3 +158,22 @@ def test_rounds_that_were_written_together_are_not_told_as_lost(
     parts, told = history.History(tmp_path).restore(kept)
     assert [part.round for part in parts] == [5]
     assert told == ["what was measured in 3 rounds, 1 to 3, is damaged here and missing in the results"]
+
+
+@pytest.mark.slow
+def test_a_hospital_whose_only_round_is_lost_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four hospitals, two a round, clara is asked in rounds 3 and 6. In round 6 she began anew, in silence."""
+    monkeypatch.setattr(history, "PENDING", 1)
+    sites = write_table_sites(tmp_path / "sites")
+    job = small_job(rounds=6, hospitals_per_round=2)
+    simulate(job, sites, tmp_path / "whole", tmp_path / "other")
+    simulate(job, sites, tmp_path / "killed", tmp_path / "home", stop_after=4)
+    lines = file_of(tmp_path / "home").read_bytes().split(b"\n")
+    assert b'"asked":["anna","clara"]' in lines[3]
+    lines[3] = lines[3].replace(b"clara", b"clarA", 1)
+    file_of(tmp_path / "home").write_bytes(b"\n".join(lines))
+    simulate(job, sites, tmp_path / "results", tmp_path / "home")
+    whole, found = outcome(tmp_path / "whole"), outcome(tmp_path / "results")
+    assert found["test"] == whole["test"]
+    told = [event["event"] for event in json.loads((tmp_path / "results" / "summary.json").read_text())["events"]]
+    assert "what was measured in round 3 is damaged here and missing in the results" in told

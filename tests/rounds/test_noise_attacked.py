@@ -211,7 +211,7 @@ def test_a_server_cannot_have_a_round_go_on_from_what_another_job_trained_withou
         runner.close()
     coordinator, runners = begun(RECORD)
     message = coordinator.rounds.train_messages(1, ["anna"])["anna"]
-    forged = TrainRequest(run=before.run, round=3, rounds=3, best={})
+    forged = TrainRequest(run=before.run, begun=before.begun, round=3, rounds=3, best={})
     with pytest.raises(ProtocolError, match="a run of another method, task, noise or encryption than this job's"):
         runners["anna"].handle(Message(forged, message.slots))
     assert read(tmp_path / "anna" / "small" / FILE).releases == 2

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hospital that is asked to get ready again, or that failed or was started again within a round."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
+from medpfl.core.codecs import STC
 from medpfl.core.errors import DataError, ProtocolError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
+from medpfl.job.codecs import Codecs
 from medpfl.methods.fedsm import FedSMExtra
-from tools import entries, exchange, pieces, ready, round_of, same
+from medpfl.rounds.coders import Link
+from medpfl.rounds.hospital.site import SiteRunner
+from medpfl.rounds.loop import Exchange, Watch, carry, training
+from medpfl.rounds.messages import Message
+from medpfl.rounds.server.coordinator import Coordinator, Replies
+from tools import assert_same, entries, exchange, outcome, pieces, ready, round_of, same
 
 Make = Callable[..., Job]
 Declared = dict[str, Any]
@@ -157,3 +165,44 @@ def test_an_exchange_of_a_round_that_is_lost_is_refused(
     del rest["anna"]
     coordinator.rounds.take_refined(exchange(runners, rest))
     assert coordinator.done == 2
+
+
+def through(
+    job: Job, sites: dict[str, Path], folder: Path, away: str = ""
+) -> tuple[Coordinator, dict[str, SiteRunner]]:
+    """A whole job, in whose first round a hospital may be away."""
+    coordinator, runners = pieces(job, sites, folder)
+    links = {site: Link(job.codecs, folder / "s", folder / site, site) for site in runners} if job.codecs else {}
+
+    def deliver(asked: Exchange) -> Replies:
+        carried = {site: links[site].carry if links else hand_over for site in asked.messages}
+        return {site: carried[site](message, runners[site].handle) for site, message in asked.messages.items()}
+
+    def asked(round_number: int | None, joined: list[str]) -> list[str]:
+        return [site for site in joined if site != away or round_number != 1]
+
+    carry(training(coordinator, Watch(asked=asked)), deliver)
+    for runner in runners.values():
+        runner.close()
+    return coordinator, runners
+
+
+def hand_over(message: Message[Any], handle: Callable[[Message[Any]], Message[Any]]) -> Message[Any]:
+    return handle(message)
+
+
+@pytest.mark.parametrize("codecs", [None, Codecs(STC(), STC())])
+def test_a_run_that_begins_anew_takes_up_nothing_of_the_one_before(
+    codecs: Codecs | None, make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both have the same key. Who was away in the first round went on with what it had trained in the one before."""
+    job, sites = dataclasses.replace(make_job(rounds=2), codecs=codecs), dict(list(table_sites.items())[:3])
+    once, runners = through(job, sites, tmp_path / "once", away="anna")
+    through(job, sites, tmp_path / "again")
+    again, others = through(job, sites, tmp_path / "again", away="anna")
+    assert_same(outcome(tmp_path / "once" / "r"), outcome(tmp_path / "again" / "r"))
+    assert same(entries(runners["anna"], "local"), entries(others["anna"], "local"))
+    assert [event.event for event in once.record.events] == [event.event for event in again.record.events]
+    assert "no state of this run is kept here; the private part starts anew in round 2" in [
+        event.event for event in again.record.events if event.site == "anna"
+    ]

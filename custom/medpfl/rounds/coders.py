@@ -138,6 +138,9 @@ class ServerCoder(Coder):
             folder = self._folder(header.run) / self.site
             store.discard(folder, "sent", range(1, done + 1))
             kept, damaged = store.newest(folder, "sent")
+            if kept is not None and kept.meta.get("begun", "") != header.begun:  # of a run with the same key, before
+                store.discard(folder, "sent")
+                kept, damaged = None, []
             self._held = Held(0, dict(self._start)) if done == 0 else None
             if kept is not None:
                 number = kept.meta["number"]
@@ -158,7 +161,8 @@ class ServerCoder(Coder):
         # The last validation is no part of its round: who is killed after it goes on from what the round ended with.
         folder, current = self._folder(header.run) / self.site, header.round + isinstance(header, ValidateRequest)
         tensors = (self._held.reference if codec else {}) | _named("told", self._held.told)
-        store.save(store.path_of(folder, "sent", current), tensors, {"number": self._held.number})
+        about = {"number": self._held.number, "begun": header.begun}
+        store.save(store.path_of(folder, "sent", current), tensors, about)
         store.prune(folder, "sent", current, KEPT)
 
 

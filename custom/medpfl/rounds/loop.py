@@ -93,7 +93,8 @@ def _training(coordinator: Coordinator, watch: Watch, stop_after: int | None, te
         except QuorumLost as lost:
             if not coordinator.rounds.ends_early(round_number):
                 raise
-            coordinator.record.event(round_number, "server", f"the job ends after round {coordinator.done}: {lost}")
+            why = f"{coordinator.rounds.end_early()}: {lost}"
+            coordinator.record.event(round_number, "server", f"the job ends after round {coordinator.done}{why}")
             break
         watch.ended(round_number, mixed)
         if round_number == stop_after:

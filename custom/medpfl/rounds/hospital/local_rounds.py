@@ -27,7 +27,7 @@ from medpfl.rounds.held_alike import Common
 from medpfl.rounds.hospital import policy
 from medpfl.rounds.hospital.mixed import drop_mixed, keep_mixed, small_mixed
 from medpfl.rounds.hospital.networks import Networks
-from medpfl.rounds.hospital.private import cut_of, held_private, save_private
+from medpfl.rounds.hospital.private import cut_of, held_private, save_private, save_refined
 from medpfl.rounds.hospital.run_state import RunState
 from medpfl.rounds.hospital.scoring import Scoring
 from medpfl.rounds.messages import Message, Slots, copy_out, gather
@@ -233,14 +233,24 @@ class LocalRounds:
         seed_torch(here.seed, here.name, current, type(here.method).__name__, step)
         noise = here.guard.noise(here.method, header, networks.of(here.method), step)
         site = self.site(here.method, current, noise=noise)
-        self._saved = None
+        self._saved, before = None, self._private()
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, here.roster))
         here.method.refine(site, step)
         policy.check_trained(here.policy, site)
+        private = self._private()
+        if any(not torch.equal(tensor, before[key]) for key, tensor in private.items()):  # statistics of BatchNorm, say
+            save_refined(self.run.files, current, private)
         sent = networks.sent_instead(site.outbox)
         answered = [slot for slot in own if slot in here.method.refined]
         sent = {**gather(self._trained(), networks.slots, answered), **sent}
         return Message(RefineReply(round=current, step=step), here.guard.release(sent, own, header, step))
+
+    def _private(self) -> dict[str, Tensor]:
+        """Copies of the private entries that further exchanges may change: those of the job's method."""
+        networks = self.ready.networks
+        mine = [key for key in networks.private if networks.owner[key.partition(".")[0]] is self.ready.method]
+        state = networks.state() if mine else {}
+        return {key: copy_out(state[key]) for key in mine}
 
     def validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""

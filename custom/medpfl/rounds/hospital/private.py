@@ -75,6 +75,17 @@ def save_private(
     files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
 
 
+def save_refined(files: RunFiles, round_number: int, private: Mapping[str, Tensor]) -> None:
+    """Keep private entries that a further exchange of the round has changed, in its file, beside what else is there.
+
+    Where the file is damaged, the hospital goes on from the one before if it is started again, and says so.
+    """
+    kept, _ = files.newest(PRIVATE, round_number)
+    if kept is not None and kept.number == round_number:
+        changed = {f"{_MODEL}{key}": tensor for key, tensor in private.items()}
+        files.save(PRIVATE, round_number, {**kept.tensors, **changed}, kept.meta)
+
+
 def held_private(files: RunFiles, round_number: int) -> dict[str, Tensor]:
     """The networks' private entries as they were kept after a round, where they are in memory; else none. Nobody writes
     to them."""

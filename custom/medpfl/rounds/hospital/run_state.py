@@ -17,6 +17,8 @@ from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import plain_name
 from medpfl.rounds.protocol.requests import OfRun, StatisticsRequest, TrainRequest
 
+_BEGUN = "begun"
+
 
 class RunState:
     """What this process has of the run.
@@ -43,6 +45,7 @@ class RunState:
 
     def enter(self, header: OfRun, home: Path, networks: Networks, cut: str, config: str) -> list[str]:
         """On this process's first task of a run: start afresh in its first round, else take up what was kept on disk.
+        What an earlier run with the same key has left is forgotten, also by who was away in the first round.
 
         Args:
             home: the hospital's folder of the job.
@@ -68,9 +71,11 @@ class RunState:
         self._run = header.run
         self.optimizers, self.scalers = {}, {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
-        if done == 0 or header.fresh:
+        if done == 0 or header.fresh or _begun(self.files) != header.begun:
             for kind in (PRIVATE, MIXED):
                 self.files.forget(kind)
+            self.files.save(_BEGUN, 0, {}, {_BEGUN: header.begun})
+        if done == 0 or header.fresh:
             return []
         kept, damaged = self.files.newest(PRIVATE, done)
         notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
@@ -113,3 +118,10 @@ class RunState:
     def close(self) -> None:
         """Let another job work in the run's folder."""
         self._lock.release()
+
+
+def _begun(files: RunFiles) -> object:
+    """What tells the run whose state lies here from others with its key: "" where nothing is known of it, None where
+    that is damaged."""
+    kept, damaged = files.newest(_BEGUN, 0)
+    return kept.meta[_BEGUN] if kept else None if damaged else ""

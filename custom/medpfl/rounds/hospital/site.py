@@ -123,8 +123,11 @@ class SiteRunner:
         if isinstance(header, OfRun):
             policy.check_round(self.policy, header)
             self.rounds.total = header.rounds
-            if isinstance(header, TrainRequest) and header.round == self.run.trained:
-                self.recover()  # its answer was lost on the way: it is made again of the state before the round
+            done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
+            if self.run.trained is not None and done < self.run.trained:
+                # Its answer was lost on the way and is made again, or the job ends with the round before: both go on
+                # from the state before it.
+                self.recover()
         hint = f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"
         resident = self.rounds.resident if self._begun else None
         errors = single_sample_errors(self.method.batch_size)

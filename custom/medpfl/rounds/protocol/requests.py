@@ -64,6 +64,7 @@ class OfRun(Part):
         round: the round that is under way; in the end, the last.
         best: model to its best round so far.
         fresh: no round of this run has asked the hospital before: what it keeps of one is of an earlier run.
+        begun: drawn when the run began: one that begins anew with the same key has another.
     """
 
     run: Name
@@ -71,6 +72,7 @@ class OfRun(Part):
     rounds: Round
     best: dict[Name, BestRound]
     fresh: bool = False
+    begun: Text = ""
 
 
 class StatisticsRequest(OfRun):

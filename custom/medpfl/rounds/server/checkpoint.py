@@ -41,6 +41,8 @@ class About(Typed):
         best: model to its best round so far, and ``scores``: model to the hospitals' last known validation scores.
         history: where what was measured is.
         saved: when, in seconds since 1970.
+        begun: what tells the run from one with the same key that began before.
+        asked: see ``Record.asked``; of what was measured a part may be damaged.
         files: where models lie in files of ``MODELS`` (``rounds.server.shelf``), slot to the K hospitals' files, and
             ``digests``: file to the SHA-256 of its tensors.
     """
@@ -52,6 +54,8 @@ class About(Typed):
     scores: dict[str, dict[str, float]]
     history: Kept
     saved: float
+    begun: str = ""
+    asked: list[str] = Field(default_factory=list, exclude_if=lambda found: not found)
     files: dict[str, list[str]] = Field(default_factory=dict, exclude_if=lambda found: not found)
     digests: dict[str, str] = Field(default_factory=dict, exclude_if=lambda found: not found)
 

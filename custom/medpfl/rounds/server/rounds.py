@@ -41,8 +41,17 @@ class ServerRounds:
 
     def ends_early(self, round_number: int) -> bool:
         """Whether hospitals' spent budgets keep this round from being made, and there are rounds to end with."""
-        events = self._record.events
-        return self._run.done > 0 and any(SPENT in e.event for e in events if e.round == round_number)
+        events, mixed = self._record.events, self._run.done > 0 or self._refining is not None
+        return mixed and any(SPENT in e.event for e in events if e.round == round_number)
+
+    def end_early(self) -> str:
+        """End the round that is under way, if its models are mixed: those of the round before are gone. Returns what it
+        lacks, for the sentence that tells of it."""
+        now, self._refining = self._refining, None
+        if now is None:
+            return ""
+        self._end_round(now.round, now.matrices, now.started)
+        return f", of whose {now.steps} further exchanges {now.step - 1} were made"
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 

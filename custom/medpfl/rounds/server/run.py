@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ class ServerRun:
         joined: hospitals that passed the init task; the others take no part.
         sizes: joined hospital to its samples by split.
         expected: slot to its entries, as the hospitals that joined have them; ``buffers``: those that are no weights.
-        run: the run's key.
+        run: the run's key; ``begun``: what tells it from one with the same key that began before.
     """
 
     job: Job
@@ -76,6 +77,7 @@ class ServerRun:
     expected: Table = field(init=False)
     buffers: frozenset[str] = field(init=False)
     run: str = field(init=False)
+    begun: str = field(init=False)
 
     def __post_init__(self) -> None:
         job = self.job
@@ -157,8 +159,8 @@ class ServerRun:
 
     def ask(self, kind: type[Q], round_number: int, **more: object) -> Q:
         """A request of this run; ``more``: the fields of its kind."""
-        of_run = {"run": self.run, "round": round_number, "rounds": self.settings.rounds, "best": self.best}
-        return kind.model_validate({**of_run, **more})
+        of_run = {"run": self.run, "begun": self.begun, "rounds": self.settings.rounds, "best": self.best}
+        return kind.model_validate({**of_run, "round": round_number, **more})
 
     def to(self, site: str, header: Q) -> Q:
         """The request as this hospital gets it: where not all are asked, it may be the hospital's first."""
@@ -250,6 +252,8 @@ class ServerRun:
             scores=self.scores.scores,
             history=self.history.add(self.record.unsaved(self.done)),
             saved=time.time(),
+            begun=self.begun,
+            asked=sorted(self.record.asked),
             files=shelf.names(self.copies.stack) if shelf.on_disk else {},
         )
         self._saving.start(functools.partial(self._write, about, shelf.last))
@@ -271,13 +275,15 @@ class ServerRun:
         found, told = checkpoint.load(self._state, self.copies.entries(self.expected), self.roster, self.copies.shelf)
         if found is not None:
             self.copies.restore(found.stack, found.mixers)
-            self.done = found.about.done
+            self.done, self.begun = found.about.done, found.about.begun
             self._kept = [set(found.about.digests)]
             self.scores.restore(found.about.best, found.about.scores)
             parts, lost = self.history.restore(found.about.history)
             told = [*told, *lost]
             self.record.restore(parts, self.done)
+            self.record.asked.update(found.about.asked)
         else:
+            self.begun = secrets.token_hex(8)
             self.history.forget()
         for text in told:
             self.record.event(self.done, "server", text)
