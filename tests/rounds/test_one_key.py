@@ -45,11 +45,11 @@ def test_what_was_encrypted_does_not_go_on_in_the_clear(
         coordinator, runners = pieces(make_job(mixers=mixers, **options), table_sites, tmp_path)
         ready(coordinator, runners)
         if options:
-            run = coordinator.run
+            run, begun = coordinator.run, coordinator.begun
             round_of(coordinator, runners, 1)
             for piece in (coordinator, *runners.values()):
                 piece.close()
     assert coordinator.run != run
     message = coordinator.rounds.train_messages(1, ["anna"])["anna"]
     with pytest.raises(ProtocolError, match="noise or encryption than this job's"):
-        runners["anna"].handle(Message(TrainRequest(run=run, round=2, rounds=2, best={}), message.slots))
+        runners["anna"].handle(Message(TrainRequest(run=run, begun=begun, round=2, rounds=2, best={}), message.slots))
