@@ -93,6 +93,26 @@ def test_headings_do_not_say_below_where_that_is_better(stored: Callable[[Measur
         assert comparison_tables.searches(stored(measure))[0][2] == validated
 
 
+def test_without_an_interval_it_is_not_known_who_is_surely_worse_off(
+    stored: Callable[[Measure | None], Results],
+) -> None:
+    """As where a run of a split is missing: "none" would say that nobody is."""
+    content = stored(LESS)
+    told = [line[3] for line in comparison_tables.chosen(content)[1]]
+    assert told and "not known" not in told
+    rows = [
+        row.model_copy(
+            update={
+                "hospitals": {s: gain.model_copy(update={"interval": None}) for s, gain in row.hospitals.items()},
+                "below": [],
+            }
+        )
+        for row in content.chosen
+    ]
+    without = comparison_tables.chosen(content.model_copy(update={"chosen": rows}))[1]
+    assert [line[3] for line in without] == ["not known"] * len(rows)
+
+
 @pytest.mark.slow
 def test_the_page_says_after_what_models_were_scored(
     stored: Callable[[Measure | None], Results], tmp_path: Path

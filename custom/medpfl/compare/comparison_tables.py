@@ -112,7 +112,8 @@ def chosen(content: Results) -> tuple[list[str], list[list[str]]]:
         for found in row.picks.values():
             total.update(found)
         picks = ", ".join(f"{name} {count}" for name, count in total.most_common(3))
-        below = ", ".join(row.below) or "none"
+        certain = any(gain.interval for gain in row.hospitals.values())
+        below = ", ".join(row.below) or ("none" if certain else "not known")
         name = _with_runs(row.name, len(row.score.values), content)
         lines.append([name, score_text(row.score, d), gain_text(row.gain, d), below, picks])
     worse = "surely below Local" if content.measure.direction == "higher" else "surely worse than Local"
