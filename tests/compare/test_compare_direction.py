@@ -13,6 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from medpfl.compare import aggregate, comparison_tables
+from medpfl.compare.arranging import collapsed
 from medpfl.compare.entries import Entry
 from medpfl.compare.fold_table import collect, frequencies, scores
 from medpfl.compare.report import _losses, _shades, _top, write_report
@@ -81,6 +82,50 @@ def test_the_unit_is_in_every_heading(stored: Callable[[Measure | None], Results
     label = f"{content.score.replace('_', ' ')} (days, lower is better)"
     assert label in comparison_tables.metrics(content)[0] and label in comparison_tables.together(content)[0]
     assert f"Test {label}, mean" in comparison_tables.markdown(content)
+
+
+def test_headings_do_not_say_below_where_that_is_better(stored: Callable[[Measure | None], Results]) -> None:
+    for measure, worse, validated in (
+        (MORE, "surely below Local", "mean validation score"),
+        (LESS, "surely worse than Local", "mean validation score (days, lower is better)"),
+    ):
+        assert comparison_tables.chosen(stored(measure))[0][3] == worse
+        assert comparison_tables.searches(stored(measure))[0][2] == validated
+
+
+def test_without_an_interval_it_is_not_known_who_is_surely_worse_off(
+    stored: Callable[[Measure | None], Results],
+) -> None:
+    """As where a run of a split is missing: "none" would say that nobody is."""
+    content = stored(LESS)
+    told = [line[3] for line in comparison_tables.chosen(content)[1]]
+    assert told and "not known" not in told
+    rows = [
+        row.model_copy(
+            update={
+                "hospitals": {s: gain.model_copy(update={"interval": None}) for s, gain in row.hospitals.items()},
+                "below": [],
+            }
+        )
+        for row in content.chosen
+    ]
+    without = comparison_tables.chosen(content.model_copy(update={"chosen": rows}))[1]
+    assert [line[3] for line in without] == ["not known"] * len(rows)
+
+
+@pytest.mark.slow
+def test_the_page_says_after_what_models_were_scored(
+    stored: Callable[[Measure | None], Results], tmp_path: Path
+) -> None:
+    """results.md did, and the page, with which one begins, did not; its curves were all said to be after mixing."""
+    content = stored(LESS)
+    for after in ("local steps", None):
+        rows = [row.model_copy(update={"scored": after}) for row in content.rows]
+        page = write_report(content.model_copy(update={"rows": rows}), tmp_path).read_text()
+        shown = len(collapsed(rows)[0])
+        assert page.count("<td>local steps</td>") == (4 * shown if after else 0)  # in each of four orders
+        assert ("<th>scored after</th>" in page) == bool(after)
+        assert "as they came out of each round" not in page
 
 
 def test_less_is_a_gain_and_more_a_loss() -> None:

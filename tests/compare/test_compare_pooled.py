@@ -19,7 +19,8 @@ from medpfl.compare.pooled import Together, train_pooled
 from medpfl.compare.report import write_report
 from medpfl.core.errors import ConfigError, DataError, MedPFLError, SiteFileError
 from medpfl.core.mixers import Identity
-from medpfl.data.samples import SiteData
+from medpfl.data.declared import SPLITS
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.demo.index_lists import declare_checkpoint
 from medpfl.deployed.model_file import load_deployed
@@ -28,6 +29,8 @@ from medpfl.job.settings import Settings
 from medpfl.methods.local import Local, Pooled
 from medpfl.results.schema import FinalLine, ValidationLine
 from medpfl.rounds.simulate import simulate
+from medpfl.tasks.metrics.contract import at_threshold, threshold_for
+from medpfl.tasks.multi_label import MultiLabel
 from medpfl.tasks.tabular import Tabular
 from small_jobs import on_its_own, write_table_sites
 
@@ -94,6 +97,23 @@ def test_it_holds_all_training_samples_and_scores_hospitals_alike(table_sites: d
         start += count
     assert len(set(each)) > 1
     assert together.evaluate(decisions, data.splits["validation"]).metrics["accuracy"] == pytest.approx(np.mean(each))
+
+
+def test_every_hospitals_validation_cases_choose_their_own_threshold(table_sites: dict[str, Path]) -> None:
+    """As of every other method; one threshold for all hospitals made the round that was chosen a worse one."""
+    task, truth = MultiLabel(dataset="d", score="macro_f1"), torch.tensor([[0.0], [1.0]]).repeat(4, 1)
+    parts = {
+        site: SiteData(
+            {split: Samples(torch.zeros(8, 1), truth, np.arange(8), [f"{k}" for k in range(8)], 1) for split in SPLITS},
+            ["oedema"],
+        )
+        for site in ("anna", "berta")
+    }
+    together = Together(task).hold(parts)
+    validation = together.load(load_site_file(table_sites["anna"])).splits["validation"]
+    decisions = torch.cat([0.1 + 0.2 * truth, 0.7 + 0.2 * truth])  # cut at 0.2 at the one, at 0.8 at the other
+    metrics = at_threshold(task.watched, threshold_for(task.watched, decisions, validation))
+    assert together.evaluate(decisions, validation, metrics).metrics["macro_f1"] == 1
 
 
 @pytest.mark.slow

@@ -112,10 +112,12 @@ def chosen(content: Results) -> tuple[list[str], list[list[str]]]:
         for found in row.picks.values():
             total.update(found)
         picks = ", ".join(f"{name} {count}" for name, count in total.most_common(3))
-        below = ", ".join(row.below) or "none"
+        certain = any(gain.interval for gain in row.hospitals.values())
+        below = ", ".join(row.below) or ("none" if certain else "not known")
         name = _with_runs(row.name, len(row.score.values), content)
         lines.append([name, score_text(row.score, d), gain_text(row.gain, d), below, picks])
-    return ["models to choose from", "chosen", "gain over Local", "surely below Local", "most often taken"], lines
+    worse = "surely below Local" if content.measure.direction == "higher" else "surely worse than Local"
+    return ["models to choose from", "chosen", "gain over Local", worse, "most often taken"], lines
 
 
 def power(content: Results) -> tuple[list[str], list[list[str]]]:
@@ -190,7 +192,8 @@ def searches(content: Results) -> tuple[list[str], list[list[str]]]:
             text = f"{candidate.mean:.{d}f}" if candidate.mean is not None else failed
             chosen = "chosen" if place == search.chosen else ""
             lines.append([name, values_text(candidate.values), text, chosen])
-    return ["method", "candidate", "mean validation score", ""], lines
+    of_score = content.measure.label("score")  # "score (days, lower is better)"
+    return ["method", "candidate", f"mean validation {of_score}", ""], lines
 
 
 def cost(content: Results) -> tuple[list[str], list[list[str]]]:

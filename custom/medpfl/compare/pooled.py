@@ -31,7 +31,7 @@ from medpfl.results.schema import FinalLine, number
 from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.contract import Evaluation, Task
-from medpfl.tasks.metrics.contract import Metric
+from medpfl.tasks.metrics.contract import Metric, at_threshold, threshold_for
 
 SITE = MODEL = "pooled"
 
@@ -134,8 +134,12 @@ class Together(Task):
     def evaluate(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric] | None = None) -> Evaluation:
         split = next(name for name, mine in self._splits.items() if mine is samples)
         parts = [data.splits[split] for data in self._parts.values()]
-        each = torch.split(decisions, [int(part.entries.sum()) for part in parts])
-        found = [self.task.evaluate(mine, part, metrics).metrics for mine, part in zip(each, parts, strict=True)]
+        given = self.task.tested if metrics is None else metrics
+        found = []
+        for mine, part in zip(torch.split(decisions, [int(part.entries.sum()) for part in parts]), parts, strict=True):
+            # Elsewhere each hospital's validation cases choose the threshold, and the round by what they score at it.
+            threshold = threshold_for(given, mine, part) if split == "validation" else None
+            found.append(self.task.evaluate(mine, part, at_threshold(given, threshold)).metrics)
         return Evaluation({name: _mean([metrics[name] for metrics in found]) for name in found[0]})
 
 

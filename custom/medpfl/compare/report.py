@@ -110,6 +110,7 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
         mixings=_mixings(rows),
         references=list(figures.REFERENCES),
         losses=_losses(rows, content.hospitals),
+        scored=any(row.scored for row in rows),
         tests=_tests(shown),
         examples=examples,
     )
