@@ -44,7 +44,8 @@ def told(reply: Message[Reply]) -> dict[str, object]:
 def test_every_method_answers_a_round_again_as_before(
     small: Small, both: dict[bool, dict[str, Path]], tmp_path: Path
 ) -> None:
-    """In the first round, where nothing is kept yet, and in the third."""
+    """In the first round, where nothing is kept yet, in the third, and for the validation after the last one, before
+    which methods on public data train and Auto counts a loss."""
     coordinator, runners = pieces(small.job(rounds=4), both[small.images], tmp_path)
     ready(coordinator, runners)
     for number in (1, 2, 3):
@@ -59,6 +60,9 @@ def test_every_method_answers_a_round_again_as_before(
         coordinator.rounds.take_train(number, first)
         while more := coordinator.rounds.refine_messages():
             coordinator.rounds.take_refined(exchange(runners, more))
+    for site, message in coordinator.end.validate_messages(coordinator.joined).items():
+        once, left = runners[site].handle(message), state(runners[site])
+        assert told(runners[site].handle(message)) == told(once) and equal(state(runners[site]), left)
 
 
 def test_statistics_are_told_again(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -18,16 +18,19 @@ from medpfl.core.mixers import Mean
 from medpfl.deployed.evaluate import write_text
 from medpfl.deployed.model_file import read_description
 from medpfl.job import Job
+from medpfl.methods import softpull
 from medpfl.methods.fedavg import FedAvg
 from medpfl.results.files import read_training
 from medpfl.results.sentences import sentences
 from medpfl.rounds.hospital.cases import Cases, read_cases
 from medpfl.rounds.hospital.models_folder import open_models
 from medpfl.rounds.hospital.page import PAGE, _curves, write_page
+from medpfl.rounds.loop import Watch, carry, training
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.tasks.metrics.decision import decision_curve
 from medpfl.tasks.metrics.measure import Measure
 from small_jobs import SITES, write_table_sites
-from tools import run
+from tools import exchange, pieces, run
 
 Make = Callable[..., Job]
 
@@ -108,28 +111,56 @@ def test_the_same_run_again_has_one_folder_and_with_more_cases_another(make_job:
         assert len(list(home.glob("models*"))) == count
 
 
+@pytest.mark.slow
+def test_a_run_made_again_takes_no_model_of_the_earlier_one_for_its_own(make_job: Make, tmp_path: Path) -> None:
+    """A hospital that missed the best round has no best models. Those that the same job had left when it was run before
+    lay in their places, "chosen" among them, and its page told of them."""
+    sites = write_table_sites(tmp_path / "sites")
+    job = make_job(method=softpull.SoftPull(lr=1e-9, batch_size=8))  # so that the first round stays the best
+
+    def whole(away: str) -> Coordinator:
+        coordinator, runners = pieces(job, sites, tmp_path)
+        watch = Watch(asked=lambda number, joined: [site for site in joined if site != away or number != 2])
+        carry(training(coordinator, watch), lambda asked: exchange(runners, asked.messages))
+        for runner in runners.values():
+            runner.close()
+        return coordinator
+
+    scores = whole(away="").scores.scores["local"]
+    low, high = min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)
+    home = tmp_path / low / "small"
+    first = {path.name: path.read_bytes() for path in (home / "models").iterdir()}
+    assert {"chosen-best.safetensors", "local-best.safetensors", PAGE} <= first.keys()
+    whole(away=low)  # the others' mean, of the first round, is not below that of all
+    left = {path.name for path in (home / "models").iterdir()}
+    assert "local-last.safetensors" in left and not [name for name in left if "best" in name or name == PAGE]
+    (aside,) = home.glob("models-*")
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == first
+    assert [path.name for path in (tmp_path / high / "small").glob("models*")] == ["models"]
+
+
 def test_a_folder_that_does_not_say_any_more_whose_run_it_is_is_moved_aside(tmp_path: Path) -> None:
     """The end of the job failed at the hospital, with Python's own error."""
-    folder = open_models(tmp_path, "run")
+    folder = open_models(tmp_path, "run", "now").folder
     written(folder / "personal-best.safetensors", "a model")
     (folder / ".run").write_bytes(b"\xff\x00")
-    assert open_models(tmp_path, "run") == folder == open_models(tmp_path, "run")
+    assert open_models(tmp_path, "run", "now").folder == folder == open_models(tmp_path, "run", "now").folder
     (aside,) = tmp_path.glob("models-*")
     assert (aside / "personal-best.safetensors").is_file() and [path.name for path in folder.iterdir()] == [".run"]
 
 
 def test_what_was_half_written_when_a_run_was_killed_goes_when_it_is_taken_up(tmp_path: Path) -> None:
     """Half a model and half a list of patients' cases stayed beside the models for ever, under hidden names."""
-    folder = open_models(tmp_path, "run")
+    folder = open_models(tmp_path, "run", "now").folder
     written(folder / "personal-best.safetensors", "a model")
     for name in (".personal-best.safetensors.4711", ".personal-last.csv.4711", "..run.4711"):
         (folder / name).write_text("half")
-    assert open_models(tmp_path, "run") == folder
+    assert open_models(tmp_path, "run", "now").folder == folder
     assert sorted(path.name for path in folder.iterdir()) == [".run", "personal-best.safetensors"]
     for path in folder.iterdir():
         path.unlink()
     (folder / "..run.4711").write_text("half")  # it was killed before it had written anything else
-    assert [path.name for path in open_models(tmp_path, "run").iterdir()] == [".run"]
+    assert [path.name for path in open_models(tmp_path, "run", "now").folder.iterdir()] == [".run"]
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import medpfl
 from medpfl.core.codecs import STC
 from medpfl.core.errors import DataError, ProtocolError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
@@ -130,6 +131,21 @@ def test_a_run_does_not_go_on_with_the_same_rows_declared_otherwise(
     assert back.done == 1
     with pytest.raises(DataError, match="anna's data are not those with which this run began"):
         others["anna"].handle(back.rounds.train_messages(2, back.joined)["anna"])
+
+
+def test_a_run_that_goes_on_with_other_versions_says_so(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its summary names the newer one only, as if it had made all rounds."""
+    stop_after_a_round(make_job(), table_sites, tmp_path)
+    for version, told in ((medpfl.__version__, []), ("99.0", [f"medpfl {medpfl.__version__}, and medpfl is 99.0 now"])):
+        monkeypatch.setattr(medpfl, "__version__", version)
+        back, others = pieces(make_job(), table_sites, tmp_path)
+        ready(back, others)
+        found = [event.event for event in back.record.events if "rounds before were made with" in event.event]
+        assert len(found) == len(told) and all(part in text for part, text in zip(told, found, strict=True))
+        for piece in (back, *others.values()):
+            piece.close()
 
 
 def extra(make_job: Make) -> Job:

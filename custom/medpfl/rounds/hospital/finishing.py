@@ -34,9 +34,9 @@ class _Finishing:
         self._header, self._rounds, self._here = header, rounds, rounds.ready
         self._notes = rounds.enter(header)
         here = self._here
-        self._models = open_models(here.home, f"{header.run} {here.cut}")
+        self._models = open_models(here.home, f"{header.run} {here.cut}", header.begun)
         self._holding = Holding(
-            here.task, here.data, here.device, self._models, here.home.name, here.name, here.seed,
+            here.task, here.data, here.device, self._models.folder, here.home.name, here.name, here.seed,
             here.methods, len(here.roster), here.policy.least_scored, here.guard.spent,
         )  # fmt: skip
 
@@ -47,7 +47,8 @@ class _Finishing:
         lines.sort(key=lambda line: order.index(line.model))
         chosen, spent = self._holding.choose(last), here.guard.spent
         if any(line.choice == "best" for line in lines):  # none: what was kept of all best rounds is damaged
-            write_page(self._models)
+            write_page(self._models.folder)
+        self._models.drop_replaced()
         # Fine-tuning has no noise: a round that a server asks for after it goes on from what was kept before.
         self._rounds.run.forget()
         return Message(FinishReply(metrics=tuple(lines), notes=tuple(self._notes), chosen=chosen, privacy=spent))

@@ -2,6 +2,8 @@
 """The folder in which a hospital finds its models of a job: those of one run, never of two beside each other."""
 
 import os
+import shutil
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,32 +14,51 @@ from medpfl.deployed.evaluate import write_text
 _NAME, _MARK = "models", ".run"
 
 
-def open_models(home: Path, run: str) -> Path:
+@dataclass(frozen=True)
+class Models:
+    """``folder``: for a run's models; ``earlier``: where those of the same run made before were moved to now."""
+
+    folder: Path
+    earlier: Path | None = None
+
+    def drop_replaced(self) -> None:
+        """Once the run's models are there: remove the earlier ones, if each was written anew. A hospital that missed
+        the best round has no such model of this run, and keeps the earlier run's beside it."""
+        if self.earlier and {file.name for file in self.earlier.iterdir()} <= set(os.listdir(self.folder)):
+            shutil.rmtree(self.earlier, ignore_errors=True)
+
+
+def open_models(home: Path, run: str, begun: str) -> Models:
     """The folder for a run's models. What another run has left there is moved to ``models-<when it was written>``.
 
     Args:
         home: the hospital's folder of the job.
         run: a name of the run and of the data that it was trained on.
+        begun: what tells it from one of the same name that began before, whose models are not its own either.
 
     Raises:
         MedPFLError: the folder cannot be looked through or moved.
     """
     folder = home / _NAME
-    mark = folder / _MARK
+    mark, own = folder / _MARK, f"{run} {begun}".encode()
+    earlier = None
     try:
         store.sweep(folder)  # a process that was killed here left a model or a list of patients' cases half-written
-        if mark.is_file() and mark.read_bytes() == run.encode():
-            return folder
+        there = mark.read_bytes() if mark.is_file() else b""
+        if there == own:
+            return Models(folder)
         written = [file.stat().st_mtime for file in folder.glob("*")]
         if written:
             aside = f"{_NAME}-{datetime.fromtimestamp(max(written), UTC):%Y%m%dT%H%M%SZ}"
             taken = {path.name for path in home.iterdir()}
             later = (f"{aside}-{number}" for number in range(2, len(taken) + 2))
-            os.rename(folder, home / next(name for name in (aside, *later) if name not in taken))
+            moved = home / next(name for name in (aside, *later) if name not in taken)
+            os.rename(folder, moved)
+            earlier = moved if there.rpartition(b" ")[0] == run.encode() else None
     except OSError as error:
         raise MedPFLError(
             f"cannot move the models of an earlier run, {folder}: {error.strerror}",
             f"the models of an earlier run could not be moved: {error.strerror}",
         ) from error
-    write_text(mark, run)
-    return folder
+    write_text(mark, own.decode())
+    return Models(folder, earlier)

@@ -18,6 +18,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.mapped import pieces
 from medpfl.core.mixing import State
 from medpfl.results.schema import BestRound, Typed
+from medpfl.rounds.announcing import versions
 from medpfl.rounds.messages import flatten, unflatten
 from medpfl.rounds.server.history import Kept
 from medpfl.rounds.server.shelf import Shelf
@@ -43,6 +44,7 @@ class About(Typed):
         saved: when, in seconds since 1970.
         begun: what tells the run from one with the same key that began before.
         asked: see ``Record.asked``; of what was measured a part may be damaged.
+        versions: package to version, at the server that wrote it.
         files: where models lie in files of ``MODELS`` (``rounds.server.shelf``), slot to the K hospitals' files, and
             ``digests``: file to the SHA-256 of its tensors.
     """
@@ -56,6 +58,7 @@ class About(Typed):
     saved: float
     begun: str = ""
     asked: list[str] = Field(default_factory=list, exclude_if=lambda found: not found)
+    versions: dict[str, str] = Field(default_factory=dict)
     files: dict[str, list[str]] = Field(default_factory=dict, exclude_if=lambda found: not found)
     digests: dict[str, str] = Field(default_factory=dict, exclude_if=lambda found: not found)
 
@@ -137,7 +140,18 @@ def load(
             )
         stack[slot] = states
     told.append(f"resumed after round {about.done} of an unfinished run")
+    if changed := _changed(about.versions, versions()):
+        told.append(f"the rounds before were made with {changed}; all rounds with one of them may end otherwise")
     return Checkpoint(stack, {slot: found.get(f"mixer:{slot}/", {}) for slot in slots}, about), told
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Packages whose version at the server is another one now; "" where there is none, or nothing is known."""
+    return ", ".join(
+        f"{package} {version}, and {package} is {now[package]} now"
+        for package, version in before.items()
+        if now.get(package, version) != version
+    )
 
 
 def _about(path: Path, meta: store.Meta) -> About:

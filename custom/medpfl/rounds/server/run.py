@@ -23,6 +23,7 @@ from medpfl.job.sampling import asked_per_round
 from medpfl.results.callbacks import Callback, Report, ResultFiles
 from medpfl.results.record import Record
 from medpfl.results.schema import NO_HOSPITALS, BestRound
+from medpfl.rounds.announcing import versions
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import Message, Slots
 from medpfl.rounds.planning import as_planned
@@ -254,6 +255,7 @@ class ServerRun:
             saved=time.time(),
             begun=self.begun,
             asked=sorted(self.record.asked),
+            versions=versions(),
             files=shelf.names(self.copies.stack) if shelf.on_disk else {},
         )
         self._saving.start(functools.partial(self._write, about, shelf.last))
