@@ -98,8 +98,9 @@ class Guard:
         if isinstance(self._how, ClippedNoise):
             for key in networks.untrained():
                 raise ConfigError(
-                    f"ClippedNoise cannot protect '{key}', which is sent and is no trained weight but a statistic of "
-                    f"the hospital's data: {_INSTEAD}, or keep BatchNorm at home (FedBN)"
+                    f"ClippedNoise cannot protect '{key}', which is sent and is no trained weight but a buffer, where "
+                    f"layers keep statistics of the hospital's data: {_INSTEAD}, keep BatchNorm at home (FedBN), or if "
+                    "it is a constant, leave it out of the network's state (persistent=False)"
                 )
         if isinstance(self._how, DPSGD):
             _check_task(task, data)
