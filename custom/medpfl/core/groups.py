@@ -137,8 +137,8 @@ def check_entries(network: nn.Module) -> None:
     for key, tensor in own.items():
         if tensor.layout != torch.strided:
             raise ConfigError(
-                f"'{key}' in the network is a sparse tensor, which can neither travel nor be kept: let the network hold "
-                "a dense one, and make the sparse one of it where it computes"
+                f"'{key}' in the network is a sparse tensor, which can neither travel nor be kept: let the network "
+                "hold a dense one, and make the sparse one of it where it computes"
             )
     held = {id(tensor) for tensor in own.values()}
     for key, entry in network.state_dict(keep_vars=True).items():
