@@ -9,15 +9,22 @@ import torch
 from torch import nn
 
 from every_method import EVERY, PICTURES, write_both
+from medpfl import store
+from medpfl.core.codecs import STC
 from medpfl.core.frozen import training_only
 from medpfl.data.samples import SiteData
 from medpfl.job import Job
+from medpfl.job.codecs import Codecs
 from medpfl.job.settings import Settings
 from medpfl.methods.apfl import APFL
 from medpfl.methods.contract import Method
+from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.pfedme import PFedMe
 from medpfl.methods.scaffold import Scaffold
+from medpfl.privacy import ClippedNoise
+from medpfl.rounds.simulate import simulate
 from medpfl.tasks import Classification
+from medpfl.tasks.tabular import Tabular
 from tools import NormedTabular, normed, pieces, ready, round_of
 
 VALUE = 0.75
@@ -94,6 +101,31 @@ def test_fixed_whole_numbers_stay(sites: dict[bool, dict[str, Path]], tmp_path: 
     for runner in runners.values():
         found = [tensor for key, tensor in runner.models.state_dict().items() if key.endswith(".order")]
         assert found and all(torch.equal(tensor, ORDER) for tensor in found)
+
+
+@dataclass(frozen=True)
+class FixedPlain(Tabular):
+    """Without BatchNorm, of which ``ClippedNoise`` would not hide the statistics."""
+
+    def network(self, data: SiteData) -> nn.Module:
+        return fix(super().network(data))
+
+
+NOISE = ClippedNoise(clip=1.0, noise_multiplier=0.5, delta=0.001)
+LOSSY = Codecs(to_site=STC(p=1.0), from_site=STC(p=1.0))
+
+
+@pytest.mark.parametrize(("noise", "codecs"), [(NOISE, None), (None, LOSSY)], ids=["noise", "codecs"])
+def test_neither_noise_nor_a_codec_moves_fixed_parameters(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path, noise: ClippedNoise | None, codecs: Codecs | None
+) -> None:
+    """Noise made 0.75 of a fixed number 0.1 or 1.5 in two rounds, and STC 0.8."""
+    method, task = FedAvg(batch_size=6, steps=2, privacy=noise), FixedPlain(dataset=normed().dataset, hidden=(4,))
+    job = Job("small", 2, Settings(rounds=2, references=(), finetune=0), {}, method, task, codecs=codecs)
+    simulate(job, sites[False], tmp_path / "results", tmp_path / "home")
+    found = store.read(tmp_path / "results" / "slots" / "fedavg.safetensors")[0]
+    fixed = {key: float(tensor) for key, tensor in found.items() if key.endswith(".fixed")}
+    assert fixed == pytest.approx(dict.fromkeys(fixed, VALUE), abs=1e-6) and len(fixed) == 2
 
 
 def test_training_only_leaves_flags_as_they_were() -> None:

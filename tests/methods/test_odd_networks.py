@@ -59,6 +59,19 @@ class Told(Counting):
         return {"calls": self.calls}
 
 
+class Holding(nn.Module):
+    """It holds a constant in a buffer."""
+
+    def __init__(self, width: int, outputs: int, constant: Tensor) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, outputs)
+        self.register_buffer("constant", constant)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layer(inputs)
+        return found
+
+
 @dataclass(frozen=True)
 class Odd(Architecture):
     kind: str
@@ -70,6 +83,8 @@ class Odd(Architecture):
             "moving": lambda: Moving(input_shape[0], outputs, moves=True),
             "still": lambda: Moving(input_shape[0], outputs, moves=False),
             "spread": lambda: Spread(input_shape[0], outputs),
+            "repeated": lambda: Holding(input_shape[0], outputs, torch.ones(1).expand(4)),
+            "sparse": lambda: Holding(input_shape[0], outputs, torch.eye(4).to_sparse()),
             "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(outputs)),
         }
         return made[self.kind]()
@@ -77,7 +92,9 @@ class Odd(Architecture):
 
 EXTRA = "_extra_state' in the network's state is no parameter or buffer of the network, so it could neither travel nor"
 LAZY = r"weight' is known only when the network first runs \(its layer is one of torch's lazy ones\): build"
-REFUSED = {"counting": EXTRA, "told": EXTRA, "lazy": LAZY}
+REPEATED = r"several values of '.*constant' in the network's state lie at one place in memory \(expand\)"
+SPARSE = "constant' in the network is a sparse tensor, which can neither travel nor be kept"
+REFUSED = {"counting": EXTRA, "told": EXTRA, "lazy": LAZY, "repeated": REPEATED, "sparse": SPARSE}
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Scaffold(), IFCA(clusters=1)], ids=lambda one: type(one).__name__)

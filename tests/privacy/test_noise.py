@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clipping, noise, lots and gradients case by case, against computations apart from the package."""
 
+import itertools
 import math
 
 import pytest
@@ -24,6 +25,21 @@ def test_an_addend_is_never_longer_than_the_clip_over_all_tensors_together() -> 
     expected = [2.0 / math.sqrt(12 * 900 + 5 * 1600) * part + more for part, more in zip(long, short, strict=True)]
     for found, wanted in zip(total.clipped, expected, strict=True):
         assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_are_shortened_and_summed_in_float32(kind: torch.dtype) -> None:
+    """From 128 on a sum in bfloat16 goes in steps of 1: a case that is 0.6 in each of four values and 1.2 long would
+    move it by 2, further than any noise was made for, and one that is 0.4 would not be in it at all."""
+    case = [torch.full((4,), 0.5, dtype=kind), torch.tensor(0.25, dtype=kind)]
+    total = Gaussian(case, 1.0, 0.5)
+    sums = []
+    for _ in range(300):
+        total.add(case)
+        sums.append(torch.cat([part.double().flatten() for part in total.clipped]))
+    moved = torch.stack([after - before for before, after in itertools.pairwise(sums)]).norm(dim=1)
+    assert float(moved.max()) <= 1.0001 and float(moved.min()) == pytest.approx(1.0, abs=1e-3)
+    assert [part.dtype for part in total.with_noise(Stream(SECRET))] == [kind, kind]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

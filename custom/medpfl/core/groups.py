@@ -6,6 +6,7 @@ A *slot* is a named group of tensors that one server component mixes. What is in
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
@@ -126,12 +127,20 @@ def without(keys: Sequence[str], removed: Iterable[str]) -> list[str]:
 
 
 def check_entries(network: nn.Module) -> None:
-    """Every entry of its state is a tensor that it holds, so that what is copied into the entry is in the network.
+    """Every entry of its state is a tensor that it holds, so that what is copied into the entry is in the network; and
+    it is a dense array with a place for each of its values.
 
     Raises:
         ConfigError: naming the entry.
     """
-    held = {id(tensor) for tensor in (*network.parameters(), *network.buffers())}
+    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    for key, tensor in own.items():
+        if tensor.layout != torch.strided:
+            raise ConfigError(
+                f"'{key}' in the network is a sparse tensor, which can neither travel nor be kept: let the network "
+                "hold a dense one, and make the sparse one of it where it computes"
+            )
+    held = {id(tensor) for tensor in own.values()}
     for key, entry in network.state_dict(keep_vars=True).items():
         if is_lazy(entry):
             raise ConfigError(
@@ -142,6 +151,11 @@ def check_entries(network: nn.Module) -> None:
             raise ConfigError(
                 f"'{key}' in the network's state is no parameter or buffer of the network, so it could neither travel "
                 "nor be kept: hold it in a buffer, or leave it out of the state"
+            )
+        if any(size > 1 and step == 0 for size, step in zip(entry.shape, entry.stride(), strict=True)):
+            raise ConfigError(
+                f"several values of '{key}' in the network's state lie at one place in memory (expand), so that "
+                "nothing can be copied into it: let the network hold a copy (clone)"
             )
 
 

@@ -110,6 +110,8 @@ many it has changes no digit."""
 class Gaussian:
     """A sum of tensors, each clipped by ``opacus.optimizers.DPOptimizer``, and noise on it, which is the sum of four
     draws, as in Opacus' secure mode (Holohan and Braghin, "Secure Random Sampling in Differential Privacy", 2021).
+    All of it is in float32 or wider: a sum in a type of few digits is rounded at every addend, by more than the clip
+    where many have come, so that one case could move it further than the noise is made for.
 
     Args:
         like: tensors of the shapes and the device of what is added up; all on one device.
@@ -120,7 +122,9 @@ class Gaussian:
     def __init__(self, like: Sequence[Tensor], clip: float, noise_multiplier: float):
         from opacus.optimizers import DPOptimizer
 
-        self._sums = [nn.Parameter(torch.zeros_like(tensor)) for tensor in like]
+        self._types = [tensor.dtype for tensor in like]
+        wide = [torch.promote_types(kind, torch.float32) for kind in self._types]
+        self._sums = [nn.Parameter(torch.zeros_like(t, dtype=kind)) for t, kind in zip(like, wide, strict=True)]
         self._deviation = noise_multiplier * clip
         self._optimizer = DPOptimizer(
             torch.optim.SGD(self._sums, lr=1.0),
@@ -137,7 +141,7 @@ class Gaussian:
             finite = torch.stack([one.detach().isfinite().all() for one in addend]).all()  # a GPU is not waited for
             addend = [torch.where(finite, one.detach(), 0.0) for one in addend]
         for place, one in enumerate(self._sums):
-            found = one.detach()[None][:0] if addend is None else addend[place].detach()[None]
+            found = one.detach()[None][:0] if addend is None else addend[place].detach()[None].to(one.dtype)
             one.grad_sample = found  # type: ignore[attr-defined]
         self._optimizer.clip_and_accumulate()
 
@@ -147,9 +151,10 @@ class Gaussian:
         return [one.summed_grad for one in self._sums]  # type: ignore[attr-defined]
 
     def with_noise(self, stream: Stream) -> list[Tensor]:
-        """The sum with noise; after this the object is used up."""
+        """The sum with noise, each tensor of its own type; after this the object is used up."""
         numbers = stream.numbers()
-        return [(one + self._noise(numbers, one)).to(one.dtype) for one in self.clipped]
+        found = zip(self.clipped, self._types, strict=True)
+        return [(one + self._noise(numbers, one)).to(kind) for one, kind in found]
 
     def _noise(self, numbers: Numbers, like: Tensor) -> Tensor:
         draws = numbers.normal(like.numel())

@@ -82,6 +82,7 @@ class Guard:
         self._made: list[RecordNoise] = []
         self._watched: list[_Watched] = []
         self._sigma: float | None = None
+        self._fixed: set[str] = set()
         self._over = False
         self._log = logging.getLogger(f"{__name__}.{ledger.site}")
         check_privacy(policy, self._how)
@@ -96,10 +97,12 @@ class Guard:
             ConfigError: they cannot.
         """
         if isinstance(self._how, ClippedNoise):
+            self._fixed = set(networks.fixed())
             for key in networks.untrained():
                 raise ConfigError(
-                    f"ClippedNoise cannot protect '{key}', which is sent and is no trained weight but a statistic of "
-                    f"the hospital's data: {_INSTEAD}, or keep BatchNorm at home (FedBN)"
+                    f"ClippedNoise cannot protect '{key}', which is sent and is no trained weight but a buffer, where "
+                    f"layers keep statistics of the hospital's data: {_INSTEAD}, keep BatchNorm at home (FedBN), or if "
+                    "it is a constant, leave it out of the network's state (persistent=False)"
                 )
         if isinstance(self._how, DPSGD):
             _check_task(task, data)
@@ -188,13 +191,18 @@ class Guard:
         return sent
 
     def _noised_update(self, how: ClippedNoise, sent: Slots, received: Slots, header: OfRun, step: int) -> Slots:
+        # What a network holds fixed goes back as it came: noise would move it, and it tells of nobody.
+        still = {(slot, key) for slot, state in sent.items() for key in self._fixed & state.keys()}
+        still = {(slot, key) for slot, key in still if slot not in self._gradients}
         places = [(slot, key) for slot, state in sorted(sent.items()) for key in sorted(state)]
+        places = [place for place in places if place not in still]
         base = [_base(sent[slot][key], slot in self._gradients, received, slot, key) for slot, key in places]
         difference = [sent[slot][key] - before for (slot, key), before in zip(places, base, strict=True)]
         total = Gaussian(difference, how.clip, how.noise_multiplier)
         total.add(difference)
         noised = total.with_noise(self._ledger.stream("update", header.run, header.round, step))
         found = {place: before + value for place, before, value in zip(places, base, noised, strict=True)}
+        found.update({(slot, key): received[slot][key] for slot, key in still})
         return {slot: {key: found[slot, key] for key in state} for slot, state in sent.items()}
 
     def _check_budget(self, costs: Sequence[Mechanism]) -> None:

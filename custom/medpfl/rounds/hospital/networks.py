@@ -130,6 +130,16 @@ class Networks:
         trained = dict(self.models.named_parameters())
         return [key for slot in self.travelling for key in self.slots[slot] if key not in trained]
 
+    def fixed(self) -> list[str]:
+        """Parameters that travel and that a network itself holds fixed (``requires_grad`` is False) beside others that
+        are trained. One of which nothing is trained holds what its method sends, control variates say."""
+        found: set[str] = set()
+        for name, network in self.models.items():
+            still = [key for key, weight in network.named_parameters() if not weight.requires_grad]
+            if len(still) < sum(1 for _ in network.parameters()):
+                found.update(f"{name}.{key}" for key in still)
+        return [key for slot in self.travelling for key in self.slots[slot] if key in found]
+
     def sent_instead(self, outbox: Mapping[str, Mapping[str, Tensor]]) -> Slots:
         """Copies of what a method sends instead of slots' tensors, but for frozen ones and further names."""
         first = first_names(self.models) if outbox else {}

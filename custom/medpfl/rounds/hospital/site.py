@@ -235,7 +235,7 @@ class SiteRunner:
             sizes=Sizes(**{split: len(samples) for split, samples in data.splits.items()}),
             config=ready.config,
             common=marks | (self._seal.mark() if self._seal else {}),
-            buffers=tuple(ready.networks.untrained()),
+            buffers=(*ready.networks.untrained(), *ready.networks.fixed()),
             recipe=rebuild_of(recipe[0], recipe[1], data),
             personalised=next(iter(self.method.deploys)),
             score=self.task.score,
