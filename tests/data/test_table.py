@@ -155,7 +155,7 @@ GOOD = HEADER + "".join(ROWS)
         (HEADER + "1,1,0\n", {}, ["t.csv", "1 rows cannot be cut into 2 splits"]),
         (b"\x89PNG\r\n\x1a\n\x00\xff", {}, ["t.csv", "as text in UTF-8"]),
         (GOOD, {"files": ["nowhere.csv"]}, ["nowhere.csv: no such file"]),
-        (GOOD, {"files": ["."]}, ["cannot be read as a table", "directory"]),
+        (GOOD, {"files": ["."]}, ["is a folder; name the file in it"]),
         (GOOD, {"files": ["a\0b"]}, ["cannot be read as a table", "null"]),
     ],
 )
