@@ -261,7 +261,8 @@ def test_a_damaged_header_is_named(tmp_path: Path, tag: str, value: Any, words: 
     header.save_as(file)
     if isinstance(value, bytes):
         content = file.read_bytes()
-        file.write_bytes(content.replace(b"220", value, 1))
+        # With what stands beside it: UIDs hold any digits, and stand earlier.
+        file.write_bytes(content.replace(b"\\220.0", b"\\" + value + b".0"))
     with pytest.raises(DataError, match=words) as caught:
         read_image(series)
     assert str(file) in str(caught.value)
