@@ -6,6 +6,8 @@ Nothing large is imported here: the process that deals the tests out to others w
 
 import gc
 import os
+import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +43,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """A test draws the same numbers whatever ran before it in its process, which differs from run to run. A library
+    that is not imported yet begins the same by itself (PyTorch) or is asked with seeds (NumPy)."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
