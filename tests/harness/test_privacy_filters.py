@@ -4,6 +4,7 @@ else."""
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +20,31 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from nvflare.fuel.utils import fobs
 from nvflare.private.privacy_manager import Scope
+from torch import nn
 
 from exchanging import Asked, slots
 from in_process import Harness, tensors_of
 from medpfl.core.mixers import Mean
+from medpfl.data.samples import SiteData
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.scaffold import Scaffold
-from tools import normed, outcome, run
+from tools import NormedTabular, normed, outcome, run
 
 pytestmark = pytest.mark.harness
 Make = Callable[..., Job]
 Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Scaled(NormedTabular):
+    """Its outputs are multiplied by a number that the network holds fixed."""
+
+    def network(self, data: SiteData) -> nn.Module:
+        network = super().network(data)
+        network.register_parameter("scale", nn.Parameter(torch.tensor(0.75), requires_grad=False))
+        network.register_forward_hook(lambda module, given, found: found * module.scale)
+        return network
 
 
 def scope_of(*filters: DXOFilter) -> Scope:
@@ -154,6 +168,19 @@ def test_svt_privacy_as_it_comes_no_longer_destroys_a_run(
         if tensor.is_floating_point() and "running" not in key:
             moved = np.abs(tensor.numpy() - start[f"fedavg::{key}"]).max()
             assert moved < 0.05  # two rounds of clipped updates and their noise
+
+
+def test_what_a_network_holds_fixed_is_as_it_was(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """The filters' noise moved it at all hospitals: a fixed number 0.75 was another one after two rounds."""
+    scopes = {site: scope_of(SVTPrivacy(fraction=1.0, gamma=0.1, noise_var=1.0, replace=False)) for site in table_sites}
+    method = FedAvg(lr=0.05, batch_size=8)
+    task = Scaled(dataset=normed().dataset, hidden=normed().hidden)
+    job = make_job(rounds=2, method=method, mixers={"fedavg": Mean()}, task=task, min_clients=4)
+    harness = Harness(job, table_sites, tmp_path, scopes=scopes).run()
+    assert harness.engine.panic is None
+    left = outcome(harness.results)["slots"]["fedavg"]
+    fixed = {key: float(left[key]) for key in left if key.endswith("scale")}
+    assert fixed and fixed == pytest.approx(dict.fromkeys(fixed, 0.75), abs=1e-6)  # means are rounded
 
 
 def test_what_is_excluded_does_not_leave_buffers_too(

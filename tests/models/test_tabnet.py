@@ -136,7 +136,7 @@ def test_layers_that_steps_share_travel_and_are_kept_once(
     for states in sent.values():
         assert sorted(states["personal"]) == sorted(f"model.{name}" for name in single)
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*network.parameters(), *network.buffers()))
-    assert coordinator.payload_bytes() == size
+    assert coordinator.payload_bytes("anna") == size
     assert {line.raw for line in coordinator.record.bytes} == {size}
     # The distances that the server's matrix is made of count each tensor once.
     floats = [[t for t in sent[site]["personal"].values() if t.is_floating_point()] for site in runners]

@@ -7,16 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.tied import first_names
 
-_MARK = "_frozen"
+_MARK = "_medpfl_frozen"
+"""Of a frozen layer: the names of what were its weights."""
 
 
 def freeze(network: nn.Module, paths: Sequence[str]) -> None:
-    """Freeze the modules at these paths, which exist. Statistics of normalisation in them stand still, too.
+    """Freeze the modules at these paths, which exist. What layers in them keep of their inputs (the statistics of
+    normalisation, say) or otherwise move in training stands still, too.
 
     Raises:
         ConfigError: a tensor in one of them is shared with a layer outside of them.
@@ -28,16 +29,20 @@ def freeze(network: nn.Module, paths: Sequence[str]) -> None:
     constants: dict[int, Tensor] = {}
     for path in paths:
         for module in network.get_submodule(path).modules():
-            for name, weights in list(module.named_parameters(recurse=False)):
+            if hasattr(module, _MARK):  # one path lies within another
+                continue
+            keeps = next(module.buffers(recurse=False), None) is not None
+            own = list(module.named_parameters(recurse=False))
+            for name, weights in own:
                 delattr(module, name)
                 module.register_buffer(name, constants.setdefault(id(weights), weights.detach()))
-            if isinstance(module, _NormBase):
-                module.register_forward_pre_hook(_still)
-            setattr(module, _MARK, True)
+            if keeps:  # before other hooks: torch's older spectral normalisation is one
+                module.register_forward_pre_hook(_still, prepend=True)
+            setattr(module, _MARK, tuple(name for name, _ in own))
 
 
 def _still(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Before every pass: the layer's statistics do not move, whatever mode the network is in."""
+    """Before every pass: what the layer keeps in buffers does not move, whatever mode the network is in."""
     module.training = False
 
 
@@ -57,11 +62,21 @@ def training_only(network: nn.Module, names: Collection[str] = ()) -> Iterator[N
 
 def frozen_entries(root: nn.Module) -> set[str]:
     """State-dict keys of what is frozen below ``root``."""
-    marked = tuple(f"{path}." for path, module in root.named_modules() if getattr(module, _MARK, False))
+    marked = tuple(f"{path}." for path, module in root.named_modules() if hasattr(module, _MARK))
     return {key for key in root.state_dict() if key.startswith(marked)}
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether the layer is one that ``freeze`` froze."""
+    return hasattr(module, _MARK)
 
 
 def has_weights(module: nn.Module) -> bool:
     """Whether it has weights of its own, frozen or not."""
-    own = module.parameters(recurse=False), module.buffers(recurse=False) if getattr(module, _MARK, False) else ()
-    return any(True for tensors in own for _ in tensors)
+    return next(module.parameters(recurse=False), None) is not None or bool(getattr(module, _MARK, ()))
+
+
+def count_weights(network: nn.Module) -> int:
+    """How many numbers its weights are, frozen or not; a tensor that layers share counts once."""
+    frozen = (layer.get_buffer(name) for layer in network.modules() for name in getattr(layer, _MARK, ()))
+    return sum({id(weights): weights.numel() for weights in (*network.parameters(), *frozen)}.values())

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import medpfl
 from medpfl.component import spec_of
 from medpfl.core.errors import MedPFLError
+from medpfl.core.frozen import count_weights
 from medpfl.core.tied import own_state
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
@@ -164,7 +165,7 @@ def save_deployed(
     meta = ModelMeta(
         recipe=recipe,
         history=history,
-        parameters=sum(parameter.numel() for parameter in networks.parameters()),
+        parameters=count_weights(networks),
         versions={"MedPFL": medpfl.__version__, "torch": str(torch.__version__)},
     )
     path = folder / f"{origin.model}-{origin.choice}.safetensors"

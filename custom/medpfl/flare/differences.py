@@ -52,7 +52,9 @@ def answer(reply: Message[Reply], received: Message[Request], runner: SiteRunner
             f"the filter '{name}' acts on differences of weights, and this job asks for statistics of the data, which "
             "would pass it by: they do not leave"
         )
-    differences, whole = apart(reply.slots, received.slots, statistics_of(runner.models), runner.gradients)
+    # What networks hold fixed is not sent, so that the server has it as it was: a filter's noise would move it.
+    trained = {slot: {k: t for k, t in state.items() if k not in runner.fixed} for slot, state in reply.slots.items()}
+    differences, whole = apart(trained, received.slots, statistics_of(runner.models), runner.gradients)
     for one in filters:
         whole = _without(one, whole, fl_ctx)
     return put_parts(reply, differences, whole, Shareable())

@@ -29,7 +29,8 @@ class Start(Checked):
         head: "kept": every tensor must fit. "new": where the checkpoint has another number of classes, the layers whose
             shapes differ for that reason keep the job's random weights.
         frozen: paths of modules that keep the checkpoint's weights, ["input_block", "downsamples.0"] say. They are not
-            trained, their BatchNorm keeps its statistics, and they do not travel.
+            trained, their BatchNorm keeps its statistics, as other layers what they have in buffers, and they do not
+            travel.
     """
 
     checkpoint: str

@@ -74,7 +74,7 @@ class ServerCoder(Coder):
             new = {}
             for slot, update in sorted(updates.items()):
                 with _of(slot):
-                    data, sent = codec.encode_and_tell(update, self._seed_of(self._count, slot))
+                    data, sent = codec.encode_and_tell(update, self._seed_of(header, slot))
                 payload[slot] = _bytes(data)
                 new.update({name: reference[name] + t for name, t in flatten({slot: sent}).items()})
             slots = {**without(slots, target), PAYLOAD: payload}
@@ -153,6 +153,8 @@ class ServerCoder(Coder):
                     f"the server's copy of what {self.site} held after round {damaged[0]} is damaged; the next message "
                     f"goes {'from an older copy' if kept else 'whole'}, and what compression had left over is lost"
                 )
+        if self._held is not None and not self._held.number and done > 0:
+            self._held = None  # it missed all rounds so far: a process that took up the run would know of nothing, too
         if isinstance(header, TrainRequest):
             self._keep = self._held.number if self._held else None
 
@@ -181,6 +183,7 @@ class SiteCoder(Coder):
     _run: str = field(init=False, default="")
     _known: dict[int, Held] = field(init=False, default_factory=dict)
     _now: Held | None = field(init=False, default=None)
+    _answered: RunRequest | None = field(init=False, default=None)
     _base: int | None = field(init=False, default=None)
     _progress: Progress = field(init=False, default_factory=Progress)
     _needed: set[int] = field(init=False, default_factory=set)
@@ -216,7 +219,7 @@ class SiteCoder(Coder):
         slots = self._merged(message.slots, decoded)
         new = {name: tensor.clone() for name, tensor in flatten(self._codable(slots)).items()}
         residual, told = (dict(base.residual), dict(base.told)) if base else ({}, {})
-        self._now = Held(coded.number, {**reference, **new}, residual, told, coded.keep)
+        self._now, self._answered = Held(coded.number, {**reference, **new}, residual, told, coded.keep), header
         self._base = coded.base
         self._needed = {n for n in (coded.base, coded.keep, coded.number) if n is not None}
         return Message(header, slots)
@@ -269,7 +272,8 @@ class SiteCoder(Coder):
         whole = slot in self._gradients
         before = {**now.reference, **now.told}
         update = {key: t if whole else t - before[names[key]] for key, t in state.items()}
-        seed = self._seed_of(now.number, slot)
+        assert self._answered is not None
+        seed = self._seed_of(self._answered, slot)
         with _of(slot):
             if not codec.contracts:
                 return _bytes(codec.encode(update, seed))

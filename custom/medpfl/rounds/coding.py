@@ -29,7 +29,7 @@ from medpfl.core.errors import CodecError
 from medpfl.core.seeding import derive_seed
 from medpfl.rounds.messages import SEPARATOR, Message, Slots, plain_name
 from medpfl.rounds.protocol.replies import InitReply, Reply
-from medpfl.rounds.protocol.requests import InitRequest
+from medpfl.rounds.protocol.requests import InitRequest, RefineRequest, RunRequest, ValidateRequest
 
 PAYLOAD = "encoded update"
 """Slot of a message: slot to its encoded update, as bytes."""
@@ -103,8 +103,11 @@ class Coder:
         }
         return {slot: state for slot, state in found.items() if state}
 
-    def _seed_of(self, number: int, slot: str) -> int:
-        return derive_seed(self._seed, self.site, number, self.direction, slot)
+    def _seed_of(self, header: RunRequest, slot: str) -> int:
+        """By the round, and not by the exchange's number: after a restart an exchange that was missed has none."""
+        last = isinstance(header, ValidateRequest)  # no part of its round
+        steps = (header.step,) if isinstance(header, RefineRequest) else ()
+        return derive_seed(self._seed, self.site, header.round + last, *steps, self.direction, slot)
 
     def _decode(self, payload: Mapping[str, Tensor], reference: Tensors, gradients: set[str]) -> Slots:
         """The encoded slots' tensors.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import BudgetSpent, ConfigError
+from medpfl.core.frozen import is_frozen
 from medpfl.core.groups import BATCH_NORM
 from medpfl.data.policy import Policy
 from medpfl.data.samples import SiteData
@@ -273,6 +274,8 @@ def _check_travelling(networks: Networks) -> None:
 
 def _check_norms(name: str, network: nn.Module) -> None:
     for path, module in network.named_modules():
+        if is_frozen(module):  # its statistics stand still, and no case of a batch is in what it makes of another
+            continue
         if isinstance(module, BATCH_NORM) or getattr(module, "track_running_stats", False):
             raise ConfigError(
                 f"DPSGD cannot train network '{name}': its layer '{path}' ({type(module).__name__}) mixes the cases of "

@@ -223,6 +223,7 @@ class SiteRunner:
         )
         ready.build()
         guard.check(ready.networks, self.task, data)
+        self.fixed = ready.networks.fixed()
         start = ready.networks.gather()
         self._seal = seal_of(header, site_file, self.name, start, ready.networks.untrained(), header.roster)
         sealed = [self._seal.fingerprint] if self._seal else []  # with another key nobody can read what the server kept
@@ -235,7 +236,7 @@ class SiteRunner:
             sizes=Sizes(**{split: len(samples) for split, samples in data.splits.items()}),
             config=ready.config,
             common=marks | (self._seal.mark() if self._seal else {}),
-            buffers=(*ready.networks.untrained(), *ready.networks.fixed()),
+            buffers=(*ready.networks.untrained(), *self.fixed),
             recipe=rebuild_of(recipe[0], recipe[1], data),
             personalised=next(iter(self.method.deploys)),
             score=self.task.score,

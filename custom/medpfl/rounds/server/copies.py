@@ -196,9 +196,9 @@ class Copies:
         index = self._roster.index(site)
         return {slot: self.stack[slot][index] for slot in slots}
 
-    def byte_count(self) -> int:
-        """Bytes of the tensors that one hospital is sent a round."""
-        return byte_count({slot: self.stack[slot][0] for slot in self.travelling})
+    def byte_count(self, site: str) -> int:
+        """Bytes of a hospital's copies as they are; of what is encrypted, one that nobody has mixed yet is empty."""
+        return byte_count(self.of(site, self.travelling))
 
     def compact(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """Slot to owner to state; one owner for all where all hospitals have the same."""

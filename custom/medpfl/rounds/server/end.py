@@ -36,7 +36,7 @@ class ServerEnd:
         for site, message in run.answers(asked, ValidateReply, replies).items():
             run.scores.take(site, message.header.metrics)
             run.take_notes(site, run.done, message.header.notes)
-            run.record.last_traffic(run.done, site, run.payload_bytes(), message.encoded)
+            run.record.last_traffic(run.done, site, run.payload_bytes(site), message.encoded)
         run.scores.choose(run.done)
 
     def finish_messages(self, sites: list[str]) -> dict[str, Message[FinishRequest]]:

@@ -113,15 +113,14 @@ class ServerRounds:
         asked = self._run.ask(TrainRequest, round_number)
         accepted = self._run.answers(asked, TrainReply, replies, self._check_update, "update refused")
         self._run.quorum.check(round_number, accepted, "sent a usable update")
+        sent = {site: self._run.payload_bytes(site) for site in accepted}  # what is mixed now is sent in the next round
         matrices = self._mix(round_number, self._copies.travelling, accepted)
         for site, message in accepted.items():
             self._run.scores.take(site, message.header.metrics)
             self._run.take_notes(site, round_number, message.header.notes)
             said = message.header
             self._record.training(round_number, site, said.seconds, said.loss, said.privacy)
-            self._record.traffic(
-                round_number, site, self._run.payload_bytes(), byte_count(message.slots), message.encoded
-            )
+            self._record.traffic(round_number, site, sent[site], byte_count(message.slots), message.encoded)
         self._run.scores.choose(round_number - 1, of_all=self._run.asked is None)
         plan, travelling = self._run.terms.plan, self._copies.travelling
         self._refining = refining(round_number, list(accepted), plan, travelling, matrices, started)

@@ -132,9 +132,9 @@ class ServerRun:
         """Model to its best round so far and the score there."""
         return self.scores.best
 
-    def payload_bytes(self) -> int:
-        """Bytes of the tensors that one hospital is sent a round."""
-        return self.copies.byte_count()
+    def payload_bytes(self, site: str) -> int:
+        """Bytes of the tensors that a hospital is sent with its next models."""
+        return self.copies.byte_count(site)
 
     def info(self, present: Collection[str]) -> RoundInfo:
         """What components are told of a round in which these hospitals answered."""
