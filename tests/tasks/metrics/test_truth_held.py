@@ -27,7 +27,8 @@ def test_an_auc_of_few_patients_is_less_sure_than_told_and_its_gain_is_not(
     patients: int, least: float, most: float
 ) -> None:
     rng = np.random.default_rng(0)
-    held, gains = [], []
+    held: list[bool] = []
+    gains: list[bool] = []
     while len(held) < 200:
         ill = (rng.random(patients) < 0.35).astype(int)
         level = rng.normal(size=patients) * 0.8 + 1.5 * ill - 0.9
