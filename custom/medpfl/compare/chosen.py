@@ -14,7 +14,7 @@ from medpfl.compare.counted import Pair
 from medpfl.compare.patients import Sheets
 from medpfl.compare.results import ChosenRow, Gain
 from medpfl.deployed.choice import choose
-from medpfl.tasks.metrics.certainty import Interval, interval_of
+from medpfl.tasks.metrics.certainty import Interval
 from medpfl.tasks.metrics.contract import CaseMetric, at_threshold, threshold_for
 from medpfl.tasks.metrics.measure import Measure
 from medpfl.tasks.metrics.sheet import Sheet
@@ -53,24 +53,29 @@ class Rows:
             ratio, splits = self.ratio, [split for split, _ in pairs]
             means = intervals.by_split(aggregate.of_hospitals(table, self.counted(pairs)), splits)
             table = intervals.by_split(table, splits)
-            each = {s: intervals.corrected(table[:, k].tolist(), ratio[s]) for k, s in enumerate(self.sites)}
+            count = float(len(table))
+            each = {s: (intervals.corrected(table[:, k].tolist(), ratio[s]), count) for k, s in enumerate(self.sites)}
             whole = intervals.corrected(means.tolist(), float(np.mean([ratio[site] for site in self.sites])))
-            of, count = dict.fromkeys(self.sites, len(table)), float(len(table))
             if len(set(Counter(splits).values())) > 1:  # a run is missing: the gain is not the splits' mean
-                whole, each = None, dict.fromkeys(self.sites)
+                whole, each = None, dict.fromkeys(self.sites, (None, count))
         else:
             draws = {}
             for site in self.sites:
                 one, other = (intervals.resampled([run[site]["test"] for run in runs], site) for runs in (mine, alone))
                 draws[site] = one - other if self.measure.direction == "higher" else other - one
             of = {site: mine[0][site]["test"].patients for site in self.sites}
-            each = {site: interval_of(draws[site], of[site]) for site in self.sites}
+            # Of a single patient nothing varies, as if it were sure.
+            each = {
+                site: intervals.of_mean([draws[site]], [of[site]], len(pairs)) if of[site] > 1 else (None, 2.0)
+                for site in self.sites
+            }
             counting = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
             whole, count = None, 2.0
-            # Of a single patient nothing varies, as if it were sure.
-            if all(each[site] is not None for site in counting):
-                whole, count = intervals.of_mean([draws[site] for site in counting], [of[site] for site in counting])
-        return _with(mean, whole, count), {site: _with(gain, each[site], of[site]) for site, gain in hospitals.items()}
+            if all(each[site][0] is not None for site in counting):
+                whole, count = intervals.of_mean(
+                    [draws[site] for site in counting], [of[site] for site in counting], len(pairs)
+                )
+        return _with(mean, whole, count), {site: _with(gain, *each[site]) for site, gain in hospitals.items()}
 
     def choose(self, name: str, labels: Sequence[str]) -> ChosenRow | None:
         """What hospitals take that hold the models of these rows; None where a run of theirs is missing."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from medpfl.compare.results import Needed
 from medpfl.core.seeding import derive_seed
-from medpfl.tasks.metrics.certainty import Interval, draw, error_of, interval_of, interval_wider
+from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, Interval, draw, error_of, interval_wider
 from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.sheet import Sheet
 
@@ -20,9 +20,9 @@ MOST_SEEDS = 10_000
 
 
 def resampled(sheets: Sequence[Sheet], site: str) -> NDArray[np.float64]:
-    """A hospital's mean test score over the seeds in each of ``MANY`` draws of seeds, and of its patients: the
-    hierarchical bootstrap (Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8), in which all seeds
-    have the same patients.
+    """A hospital's mean test score over the seeds in each of ``MANY`` draws of its patients, and what drawing seeds
+    adds to it, 2 x draws: the hierarchical bootstrap (Davison and Hinkley, Bootstrap Methods and their Application,
+    1997, 3.8), in which all seeds have the same patients.
 
     The draws are the same whatever the runs' method, so that differences of two methods are paired.
 
@@ -33,33 +33,43 @@ def resampled(sheets: Sequence[Sheet], site: str) -> NDArray[np.float64]:
     taken = np.random.default_rng(derive_seed("seeds", count)).integers(count, size=(MANY, count))
     drawn = draw(sheets[0].patients, MANY, site)
     table = np.stack([sheet.scores(drawn) for sheet in sheets])
-    mean: NDArray[np.float64] = table[taken.T, np.arange(MANY)].mean(axis=0)
-    return mean
+    mean: NDArray[np.float64] = table.mean(axis=0)
+    return np.stack([mean, table[taken.T, np.arange(MANY)].mean(axis=0) - mean])
 
 
-def of_mean(draws: Sequence[NDArray[np.float64]], patients: Sequence[int]) -> tuple[Interval | None, float]:
-    """The interval of the mean of hospitals' gains from each one's draws (``resampled``), and of how many patients of a
-    single hospital it would be: one more than its Student's t has degrees of freedom.
+def of_mean(draws: Sequence[NDArray[np.float64]], patients: Sequence[int], seeds: int) -> tuple[Interval | None, float]:
+    """The interval of the mean of hospitals' gains, or of a single one's, from each one's draws (``resampled``), and of
+    how many patients of a single hospital it would be: one more than its Student's t has degrees of freedom.
 
     Each hospital's few patients vary less in their draws than in truth, by sqrt((n - 1) / n), however many the others
-    have: a hospital with three among large ones rules how sure the mean is. So each one's draws are drawn apart by that
-    before their mean is taken, and the degrees of freedom are those of a mean of unlike variances (Satterthwaite, "An
-    Approximate Distribution of Estimates of Variance Components", Biometrics Bulletin 2(6), 1946).
+    have: a hospital with three among large ones rules how sure the mean is. So do few seeds, which all hospitals have
+    in common. So the draws of each hospital's patients, and those of the seeds, are drawn apart by that before they are
+    put together, and the degrees of freedom are those of a sum of unlike variances (Satterthwaite, "An Approximate
+    Distribution of Estimates of Variance Components", Biometrics Bulletin 2(6), 1946).
 
     Args:
         patients: of each hospital, at least 2.
+        seeds: how many there are.
     """
-    if len(draws) == 1:
-        return interval_of(draws[0], patients[0]), patients[0]
-    free = np.array(patients) - 1.0
-    known = [values[np.isfinite(values)] for values in draws]
-    if not all(map(len, known)):
+    from scipy.special import stdtrit
+
+    free, parts = np.array(patients) - 1.0, np.stack(draws)
+    by_patients = parts[:, 0]
+    if not np.isfinite(by_patients).any(axis=1).all():
         return None, float(free.sum() + 1)
-    times, middle = np.sqrt((free + 1) / free), np.array([values.mean() for values in known])
-    wide = (middle[:, None] + times[:, None] * (np.stack(draws) - middle[:, None])).mean(axis=0)
-    each = np.array([values.var() for values in known]) * times**2
-    freedom = float(each.sum() ** 2 / (each**2 / free).sum()) if each.any() else float(free.sum())
-    return interval_wider(wide, 1.0, freedom), freedom + 1
+    times, middle = np.sqrt((free + 1) / free), np.nanmean(by_patients, axis=1)
+    by_seeds = math.sqrt(seeds / max(1, seeds - 1)) * parts[:, 1].mean(axis=0)
+    wide = (middle[:, None] + times[:, None] * (by_patients - middle[:, None])).mean(axis=0) + by_seeds
+    known = wide[np.isfinite(wide)]
+    each = np.nanvar(by_patients, axis=1) * (times / len(times)) ** 2
+    variances = np.append(each, by_seeds[np.isfinite(by_seeds)].var() if len(known) else 0.0)
+    doubt = (variances**2 / np.append(free, max(1, seeds - 1))).sum()
+    freedom = float(variances.sum() ** 2 / doubt) if doubt else float(free.sum())
+    found = interval_wider(wide, 1.0, freedom)
+    if found is not None and freedom < LEAST_PATIENTS - 1:  # the quantile lies beyond all draws of so few
+        at, reach = float(known.mean()), float(stdtrit(freedom, 1 - LEVEL / 2) * known.std())
+        found = rounded(at - reach), rounded(at + reach)
+    return found, freedom + 1
 
 
 def by_split(values: NDArray[np.float64], splits: Sequence[int | None]) -> NDArray[np.float64]:

@@ -26,7 +26,8 @@ class Share(BaseModel):
     Attributes:
         value: the share of the cases.
         patients: whose they are.
-        low, high: its 95 % interval, which counts patients and not their images.
+        low, high: its 95 % interval, which counts patients and not their images, and patients with many more than
+            others as the fewer that they weigh like.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,13 +99,16 @@ def _seen(target: Target, sheet: Sheet, label: int) -> tuple[NDArray[np.bool_], 
 
 
 def _share(right: NDArray[np.bool_], patient: NDArray[np.int64]) -> Share | None:
-    """With the exact interval of Clopper and Pearson (Biometrika 26(4), 1934), as if each patient were one case."""
+    """With the exact interval of Clopper and Pearson (Biometrika 26(4), 1934), as if each patient were one case. Where
+    some have more cases than others, the share is rather theirs, as of fewer patients: (sum m)^2 / sum m^2 of them
+    (Kish, Survey Sampling, 1965) with m cases each."""
     from scipy.special import betaincinv
 
     if not len(right):
         return None
-    value, patients = float(right.mean()), len(np.unique(patient))
+    cases = np.unique(patient, return_counts=True)[1].astype(np.float64)
+    value, patients = float(right.mean()), float(cases.sum() ** 2 / (cases**2).sum())
     hits, misses, tail = value * patients, (1 - value) * patients, (1 - LEVEL) / 2
     low = float(betaincinv(hits, misses + 1, tail)) if hits else 0.0
     high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses else 1.0
-    return Share(value=value, patients=patients, low=low, high=high)
+    return Share(value=value, patients=len(cases), low=low, high=high)
