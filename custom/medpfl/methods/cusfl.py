@@ -213,7 +213,7 @@ class CusFL(Method):
             if ratio:
                 with torch.set_grad_enabled(not self.frozen):
                     taught = teacher(batch.inputs)
-                own = project(pooled(seen[-1]), site.models)
+                own = project(pooled(seen[0]), site.models)  # f ends where its last module first has run
                 if self.alignment == "cosine":
                     aligned = similarity_loss(taught, own)
                 else:
