@@ -15,6 +15,7 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
+from medpfl.methods.pfednet import PFedNet
 from medpfl.models.contract import Architecture
 from medpfl.models.extractor import Extractor
 from medpfl.models.split import watched
@@ -205,3 +206,14 @@ def test_a_layer_of_the_head_that_has_two_names_does_not_keep_a_network_from_bei
             return self.again(self.head(self.features(inputs).mean((2, 3))))
 
     assert not [key for key in Extractor(Twins(), "norm", (3, 9, 7)).state_dict() if "head" in key or "again" in key]
+
+
+def test_local_statistics_move_where_a_layer_holds_nothing_else(sites: dict[str, Path], tmp_path: Path) -> None:
+    """In PFedNet's alternation they stood still in both exchanges, so that nothing was normalised."""
+    method = small(PFedNet, alternate=(1, 1), local_statistics=True)
+    coordinator, runners = pieces(job_of(method, "not affine"), sites, tmp_path)
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+    coordinator.close()
+    means = [runner.models["model"].get_buffer("norm.running_mean") for runner in runners.values()]
+    assert all(bool(mean.any()) for mean in means) and not torch.equal(*means)
