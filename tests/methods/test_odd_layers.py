@@ -15,6 +15,7 @@ from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
+from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.pfednet import PFedNet
 from medpfl.models.contract import Architecture
 from medpfl.models.extractor import Extractor
@@ -206,6 +207,14 @@ def test_a_layer_of_the_head_that_has_two_names_does_not_keep_a_network_from_bei
             return self.again(self.head(self.features(inputs).mean((2, 3))))
 
     assert not [key for key in Extractor(Twins(), "norm", (3, 9, 7)).state_dict() if "head" in key or "again" in key]
+
+
+@pytest.mark.parametrize("kind", ["float64", "float16"])
+@pytest.mark.parametrize("method", [small(CusFL, split="norm"), small(MHpFLID, epochs=1, bodies={"default": "norm"})])
+def test_a_teacher_learns_of_a_network_that_computes_in_another_type(
+    sites: dict[str, Path], tmp_path: Path, method: Method, kind: str
+) -> None:
+    play(method, kind, sites, tmp_path, size=36)
 
 
 def test_local_statistics_move_where_a_layer_holds_nothing_else(sites: dict[str, Path], tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def spread(vectors: Tensor) -> Tensor:
 
 
 def pooled(features: Tensor) -> Tensor:
-    """Global mean over the positions of a map, B x C x ... to B x C."""
-    return features.flatten(2).mean(dim=2) if features.dim() > 2 else features
+    """Global mean over the positions of a map, B x C x ... to B x C; float32, as g's weights are, whatever the network
+    computes in."""
+    return (features.flatten(2).mean(dim=2) if features.dim() > 2 else features).float()
 
 
 class Guide(nn.Module):
