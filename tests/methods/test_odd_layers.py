@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from every_method import write_both
+from medpfl.core.moments import InputMoments
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
+from medpfl.methods.fedap import FedAP
+from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.mh_pflid import MHpFLID
+from medpfl.methods.moon import Moon
 from medpfl.methods.pfednet import PFedNet
 from medpfl.models.contract import Architecture
 from medpfl.models.extractor import Extractor
@@ -215,6 +219,24 @@ def test_a_teacher_learns_of_a_network_that_computes_in_another_type(
     sites: dict[str, Path], tmp_path: Path, method: Method, kind: str
 ) -> None:
     play(method, kind, sites, tmp_path, size=36)
+
+
+@pytest.mark.parametrize("method", [small(FedRoD), small(Moon), small(FedAP)], ids=lambda method: type(method).__name__)
+def test_layers_may_be_called_by_the_name_of_their_argument(
+    sites: dict[str, Path], tmp_path: Path, method: Method
+) -> None:
+    play(method, "by keyword", sites, tmp_path)
+
+
+def test_what_enters_a_layer_is_watched_however_it_is_called() -> None:
+    found = []
+    for kind in (Net, ByKeyword):
+        torch.manual_seed(0)
+        network = kind(3, 2).eval()
+        with InputMoments({"norm": network.norm, "head": network.head}) as watching:
+            network(INPUTS)
+        found.append(watching.result())
+    assert found[0].keys() == found[1].keys() and all(torch.equal(one, found[1][key]) for key, one in found[0].items())
 
 
 def test_local_statistics_move_where_a_layer_holds_nothing_else(sites: dict[str, Path], tmp_path: Path) -> None:
