@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from every_method import write_both
+from medpfl.core.errors import ConfigError
 from medpfl.core.moments import InputMoments
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
+from medpfl.methods.dsfl import DSFL
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.mh_pflid import MHpFLID
+from medpfl.methods.moe import MoE
 from medpfl.methods.moon import Moon
 from medpfl.methods.pfednet import PFedNet
 from medpfl.models.contract import Architecture
@@ -237,6 +240,28 @@ def test_what_enters_a_layer_is_watched_however_it_is_called() -> None:
             network(INPUTS)
         found.append(watching.result())
     assert found[0].keys() == found[1].keys() and all(torch.equal(one, found[1][key]) for key, one in found[0].items())
+
+
+def test_fedrod_refuses_a_head_of_whose_outputs_the_network_makes_others(
+    sites: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Pooled, 'head', gives \[3, 12, 12\] of a case where the network gives \[3\]"
+    ):
+        play(small(FedRoD), "pooled", sites, tmp_path)
+
+
+ON_OUTPUTS = [small(FedRoD), small(MoE), small(DSFL, public="shared")]
+
+
+@pytest.mark.parametrize("method", ON_OUTPUTS, ids=lambda method: type(method).__name__)
+def test_what_is_no_tensor_is_told_by_methods_that_look_at_it(
+    sites: dict[str, Path], tmp_path: Path, method: Method
+) -> None:
+    """They ended with errors of Python's. Several outputs in training are taken as a list of them is."""
+    with pytest.raises(ConfigError, match=r"a network must give a tensor, .* and this one gives a dict"):
+        play(method, "dict", sites, tmp_path / "dict")
+    play(method, "tuple", sites, tmp_path / "tuple")
 
 
 def test_local_statistics_move_where_a_layer_holds_nothing_else(sites: dict[str, Path], tmp_path: Path) -> None:
