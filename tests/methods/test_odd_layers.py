@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from every_method import write_both
+from baselines import begin
+from every_method import EVERY, write_both
 from medpfl.core.errors import ConfigError
 from medpfl.core.moments import InputMoments
 from medpfl.job import Job
@@ -19,6 +20,7 @@ from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.dsfl import DSFL
 from medpfl.methods.fedap import FedAP
+from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.moe import MoE
@@ -249,6 +251,16 @@ def test_fedrod_refuses_a_head_of_whose_outputs_the_network_makes_others(
         ConfigError, match=r"Pooled, 'head', gives \[3, 12, 12\] of a case where the network gives \[3\]"
     ):
         play(small(FedRoD), "pooled", sites, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, DSFL])
+def test_complex_numbers_are_refused(sites: dict[str, Path], tmp_path: Path, kind: type[Method]) -> None:
+    """A network that does not travel was trained with them, or ended with an error of torch's; a constant outside the
+    state may hold some."""
+    args = EVERY["DSFL"].args if kind is DSFL else {}
+    with pytest.raises(ConfigError, match="phase' in the network holds complex numbers, which can neither be mixed"):
+        begin(job_of(small(kind, **args), "complex"), sites, tmp_path)
+    play(small(kind, **args), "complex constant", sites, tmp_path)
 
 
 ON_OUTPUTS = [small(FedRoD), small(MoE), small(DSFL, public="shared")]

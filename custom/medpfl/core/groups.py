@@ -128,7 +128,7 @@ def without(keys: Sequence[str], removed: Iterable[str]) -> list[str]:
 
 def check_entries(network: nn.Module) -> None:
     """Every entry of its state is a tensor that it holds, so that what is copied into the entry is in the network; and
-    it is a dense array with a place for each of its values.
+    it is a dense array of real numbers with a place for each of its values.
 
     Raises:
         ConfigError: naming the entry.
@@ -151,6 +151,12 @@ def check_entries(network: nn.Module) -> None:
             raise ConfigError(
                 f"'{key}' in the network's state is no parameter or buffer of the network, so it could neither travel "
                 "nor be kept: hold it in a buffer, or leave it out of the state"
+            )
+        if entry.is_complex():
+            raise ConfigError(
+                f"'{key}' in the network holds complex numbers, which can neither be mixed nor protected by noise: let "
+                "the network hold their real and imaginary parts (torch.view_as_real), and make the complex numbers of "
+                "them where it computes"
             )
         if any(size > 1 and step == 0 for size, step in zip(entry.shape, entry.stride(), strict=True)):
             raise ConfigError(
