@@ -84,9 +84,9 @@ def running_statistics(root: nn.Module, path: str = "", method: str = "this meth
 def head_of(network: nn.Module) -> str:
     """Path of the network's head: its last module with parameters of its own that is no normalisation or activation.
 
-    "Last" is the order of definition, for the networks here also that of computation: the final linear layer of a
-    classifier, the last convolution of a UNet. What a layer's weights are computed of (in weight or spectral
-    normalisation, say) is part of that layer.
+    "Last" is the order of definition, for the networks here also that of computation (but for FCN, which adds the
+    scores of three layers): the final linear layer of a classifier, the last convolution of a UNet. What a layer's
+    weights are computed of (in weight or spectral normalisation, say) is part of that layer.
 
     Raises:
         ConfigError: the network has no such module below itself, so that there is nothing to split.
