@@ -84,9 +84,9 @@ def running_statistics(root: nn.Module, path: str = "", method: str = "this meth
 def head_of(network: nn.Module) -> str:
     """Path of the network's head: its last module with parameters of its own that is no normalisation or activation.
 
-    "Last" is the order of definition, for the networks here also that of computation: the final linear layer of a
-    classifier, the last convolution of a UNet. What a layer's weights are computed of (in weight or spectral
-    normalisation, say) is part of that layer.
+    "Last" is the order of definition, for the networks here also that of computation (but for FCN, which adds the
+    scores of three layers): the final linear layer of a classifier, the last convolution of a UNet. What a layer's
+    weights are computed of (in weight or spectral normalisation, say) is part of that layer.
 
     Raises:
         ConfigError: the network has no such module below itself, so that there is nothing to split.
@@ -128,7 +128,7 @@ def without(keys: Sequence[str], removed: Iterable[str]) -> list[str]:
 
 def check_entries(network: nn.Module) -> None:
     """Every entry of its state is a tensor that it holds, so that what is copied into the entry is in the network; and
-    it is a dense array with a place for each of its values.
+    it is a dense array of real numbers with a place for each of its values.
 
     Raises:
         ConfigError: naming the entry.
@@ -151,6 +151,12 @@ def check_entries(network: nn.Module) -> None:
             raise ConfigError(
                 f"'{key}' in the network's state is no parameter or buffer of the network, so it could neither travel "
                 "nor be kept: hold it in a buffer, or leave it out of the state"
+            )
+        if entry.is_complex():
+            raise ConfigError(
+                f"'{key}' in the network holds complex numbers, which can neither be mixed nor protected by noise: let "
+                "the network hold their real and imaginary parts (torch.view_as_real), and make the complex numbers of "
+                "them where it computes"
             )
         if any(size > 1 and step == 0 for size, step in zip(entry.shape, entry.stride(), strict=True)):
             raise ConfigError(

@@ -85,6 +85,12 @@ class Moments:
         return torch.from_numpy(self._squares / self.count)
 
 
+def entering(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
+    """What a layer is given first, with the name of its argument (``layer(input=x)``) or without."""
+    first: Tensor = args[0] if args else next(iter(named.values()))
+    return first
+
+
 class InputMoments:
     """Watches modules of a network while it runs: ``with InputMoments(layers) as watched: network(batch) ...``
 
@@ -100,7 +106,8 @@ class InputMoments:
 
     def __enter__(self) -> "InputMoments":
         self._handles = [
-            module.register_forward_pre_hook(self._hook(self._moments[path])) for path, module in self._layers.items()
+            module.register_forward_pre_hook(self._hook(self._moments[path]), with_kwargs=True)
+            for path, module in self._layers.items()
         ]
         return self
 
@@ -112,8 +119,8 @@ class InputMoments:
 
     @staticmethod
     def _hook(moments: Moments) -> Any:
-        def keep(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            inputs = args[0].detach()
+        def keep(module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            inputs = entering(args, named).detach()
             if isinstance(module, nn.Linear):
                 inputs = inputs.flatten(0, -2)
             moments.add(inputs.flatten(2) if inputs.dim() > 2 else inputs[:, :, None])

@@ -51,8 +51,9 @@ def spread(vectors: Tensor) -> Tensor:
 
 
 def pooled(features: Tensor) -> Tensor:
-    """Global mean over the positions of a map, B x C x ... to B x C."""
-    return features.flatten(2).mean(dim=2) if features.dim() > 2 else features
+    """Global mean over the positions of a map, B x C x ... to B x C; float32, as g's weights are, whatever the network
+    computes in."""
+    return (features.flatten(2).mean(dim=2) if features.dim() > 2 else features).float()
 
 
 class Guide(nn.Module):
@@ -213,7 +214,7 @@ class CusFL(Method):
             if ratio:
                 with torch.set_grad_enabled(not self.frozen):
                     taught = teacher(batch.inputs)
-                own = project(pooled(seen[-1]), site.models)
+                own = project(pooled(seen[0]), site.models)  # f ends where its last module first has run
                 if self.alignment == "cosine":
                     aligned = similarity_loss(taught, own)
                 else:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import head_of, name_of
+from medpfl.core.moments import entering
 
 
 def not_run(network: nn.Module, head: str | Sequence[str], instead: str) -> ConfigError:
@@ -46,10 +47,10 @@ def with_features(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     seen: list[Tensor] = []
     head = head_of(network)
 
-    def keep(_: nn.Module, args: Any) -> None:
-        seen.append(args[0])
+    def keep(_: nn.Module, args: Any, named: Any) -> None:
+        seen.append(entering(args, named))
 
-    handle = network.get_submodule(head).register_forward_pre_hook(keep)
+    handle = network.get_submodule(head).register_forward_pre_hook(keep, with_kwargs=True)
     try:
         outputs: Tensor = network(inputs)
     finally:

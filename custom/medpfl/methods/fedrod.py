@@ -15,11 +15,13 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from medpfl.core.copied import computed_of
 from medpfl.core.errors import ConfigError
-from medpfl.core.groups import head_of, under
+from medpfl.core.groups import head_of, name_of, under
 from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.target import Target
 from medpfl.methods.contract import Build, Method, Site
+from medpfl.methods.divergence import largest
 from medpfl.methods.features import with_features
+from medpfl.models.outputs import check_outputs
 from medpfl.privacy.contract import Cover
 
 
@@ -86,16 +88,30 @@ class FedRoD(Method):
         prior = torch.where(shares > 0, shares**self.gamma, 0.0).to(site.device)
         for batch in site.training_batches():
             with site.autocast():
-                outputs, features = with_features(generic, batch.inputs)
+                found, features = with_features(generic, batch.inputs)
+                outputs = largest(found)
                 # Nothing of the personal loss reaches the generic network.
-                together = outputs.detach() + head(features.detach())
+                together = _together(generic, outputs.detach(), head(features.detach()))
                 personal_loss = site.task.loss(together, batch.targets)
             site.step("generic", balanced_loss(outputs, batch.targets, prior))
             site.step("head", personal_loss)
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         outputs, features = with_features(models["generic"], inputs)
-        if name == "generic":
-            return outputs
-        personal: Tensor = outputs + models["head"](features)
-        return personal
+        return outputs if name == "generic" else _together(models["generic"], outputs, models["head"](features))
+
+
+def _together(network: nn.Module, outputs: Tensor, own: Tensor) -> Tensor:
+    """The personal model's outputs: the sum of both heads'.
+
+    Raises:
+        ConfigError: the network makes something else of what its head gives, a mean over a map say.
+    """
+    check_outputs(outputs)
+    if outputs.shape != own.shape:
+        raise ConfigError(
+            f"FedRoD adds what a second head gives to what the network gives, and the head of the network "
+            f"{name_of(network)}, '{head_of(network)}', gives {list(own.shape[1:])} of a case where the network gives "
+            f"{list(outputs.shape[1:])}: its last layer must give its outputs (of a map, average the features before)"
+        )
+    return outputs + own

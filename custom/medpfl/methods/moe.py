@@ -22,6 +22,7 @@ from medpfl.data.target import Target
 from medpfl.methods.as_in_training import as_in_training
 from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.divergence import largest
+from medpfl.models.outputs import check_outputs
 from medpfl.privacy.contract import Cover
 
 
@@ -97,7 +98,11 @@ class MoE(Method):
 
     def predict(self, name: str, models: nn.ModuleDict, inputs: Tensor) -> Tensor:
         common: Tensor = models["global"](inputs)
-        return common if name == "global" else mixture(models["gate"](inputs), common, models["expert"](inputs))
+        if name == "global":
+            return common
+        own: Tensor = models["expert"](inputs)
+        check_outputs(own)
+        return mixture(models["gate"](inputs), common, own)
 
     def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
         """Mean alpha, the common model's share."""

@@ -85,7 +85,7 @@ class Extractor(nn.Module):
         """Paths of the modules that begin, and of those that end, in one pass; and the shape of what it gives."""
         begun, ended = set[str](), set[str]()
         handles = []
-        for path, module in self.network.named_modules():
+        for path, module in self.network.named_modules(remove_duplicate=False):  # a shared one has several paths
             handles.append(module.register_forward_pre_hook(lambda _, args, path=path: begun.add(path)))
             handles.append(module.register_forward_hook(lambda _, args, output, path=path: ended.add(path)))
         training = self.network.training
@@ -102,9 +102,9 @@ class Extractor(nn.Module):
 
 def _strip(module: nn.Module, path: str, begun: set[str], ended: set[str]) -> None:
     """Replace every submodule that plays no part by one that holds nothing."""
-    for name, child in list(module.named_children()):
+    for name, child in list(module._modules.items()):  # ``named_children`` has a shared one once
         inner = f"{path}.{name}" if path else name
-        if inner in ended:
+        if child is None or inner in ended:
             continue
         if any(_inside(other, inner) for other in begun):
             _strip(child, inner, begun, ended)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.models.outputs import check_outputs
 
 
 def find_body(network: nn.Module, input_shape: tuple[int, ...]) -> str:
@@ -49,8 +50,15 @@ def body_shape(network: nn.Module, path: str, input_shape: tuple[int, ...]) -> t
 
 
 def output_shape(network: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of what the network gives for one input of shape ``input_shape``."""
-    return tuple(_run(network, input_shape)[""][1:])
+    """Shape of what the network gives for one input of shape ``input_shape``.
+
+    Raises:
+        ConfigError: it gives no tensor.
+    """
+    with watched(network, "") as seen:
+        _run(network, input_shape)
+    check_outputs(seen[0])
+    return tuple(seen[0].shape[1:])
 
 
 def _is_map(shape: torch.Size, input_shape: tuple[int, ...]) -> bool:

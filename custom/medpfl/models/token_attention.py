@@ -70,14 +70,14 @@ class Addition(nn.Module):
 
 
 def on_grid(local: Tensor, messenger: Tensor) -> Tensor:
-    """The local map, B x C x ..., averaged onto the messenger's grid."""
+    """The local map, B x C x ..., averaged onto the messenger's grid, in the number format of its map."""
     grid = messenger.shape[2:]
     if local.dim() != messenger.dim():
         raise ConfigError(
             f"the local features have the shape {tuple(local.shape)}, the messenger's {tuple(messenger.shape)}: both "
             "must be maps of as many dimensions"
         )
-    return _POOL[len(grid)](local, grid if len(grid) > 1 else grid[0])
+    return _POOL[len(grid)](local.to(messenger.dtype), grid if len(grid) > 1 else grid[0])
 
 
 def tokens(features: Tensor) -> Tensor:

@@ -66,9 +66,19 @@ class PFedNet(Method):
         return {"model": build.network()}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
-        every = under(models, "model")
+        parts = self._parts(models)
         if self.local_statistics:
-            every = without(every, running_statistics(models, "model", "PFedNet's local_statistics"))
+            kept = running_statistics(models, "model", "PFedNet's local_statistics")
+            parts = {part: without(keys, kept) for part, keys in parts.items()}
+        if parts["shared"]:
+            return parts
+        if self.alternate:
+            raise ConfigError("PFedNet cannot alternate where everything is personal")
+        return {"personal": parts["personal"]}
+
+    def _parts(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        """All that the layers of either part hold, statistics that stay at the hospital included."""
+        every = under(models, "model")
         chosen: set[str] = set()
         for path in self.personal:
             chosen |= set(under(models, f"model.{path}" if path else "model"))
@@ -78,12 +88,7 @@ class PFedNet(Method):
         if not chosen:
             network = models.get_submodule("model")
             chosen = set(under(models, f"model.{head_of(network)}"))
-        personal, shared = [key for key in every if key in chosen], without(every, chosen)
-        if shared:
-            return {"shared": shared, "personal": personal}
-        if self.alternate:
-            raise ConfigError("PFedNet cannot alternate where everything is personal")
-        return {"personal": personal}
+        return {"shared": without(every, chosen), "personal": [key for key in every if key in chosen]}
 
     def components(self) -> dict[str, Mixer]:
         return {"shared": Mean(uniform=True), "personal": NetworkProx(tau=0.1)}
@@ -93,7 +98,7 @@ class PFedNet(Method):
 
     def local_round(self, site: Site) -> None:
         if self.alternate:
-            self._fit(site, self.slots(site.models)["personal"])
+            self._fit(site, self._parts(site.models)["personal"])
         else:
             site.fit("model")
 
@@ -104,7 +109,7 @@ class PFedNet(Method):
         return exchanges if round_number % every == 0 else 0
 
     def refine(self, site: Site, step: int) -> None:
-        self._fit(site, self.slots(site.models)["shared"], step)
+        self._fit(site, self._parts(site.models)["shared"], step)
 
     def _fit(self, site: Site, trained: Sequence[str], step: int = 0) -> None:
         """Train these tensors only, BatchNorm statistics included; what is fixed is in evaluation mode."""
