@@ -95,6 +95,13 @@ class Served:
     told: Mapping[str, str | float] = field(default_factory=dict)
 
 
+_CHANGES = frozenset(
+    ("models", "slots", "components", "local_round", "statistics", "refine", "refinements", "after_mixing", "anew")
+)
+"""What says of a method what leaves, and of what that depends: whoever overrides one of these is not covered by what
+its parent says of noise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(Training):
     """A personalised federated learning method, as a frozen dataclass whose fields are the job's arguments;
@@ -116,12 +123,17 @@ class Method(Training):
     is deployed as ``<name>_finetuned``. None: there is no such phase."""
 
     cover: ClassVar[Cover] = Cover(record=UNKNOWN, update=UNKNOWN)
-    """What differential privacy does for this method; a class that changes what leaves, or what that depends on, says
-    it anew."""
+    """What differential privacy does for this method. A class that changes what leaves, or what that depends on, says
+    it anew; of one that does not, nothing is known (``_CHANGES``)."""
 
     passes: ClassVar[int | None] = 1
     """Passes over the data with noise in a round of record-level privacy; None: it depends on the arguments, so that
     ``DPSGD`` must be given its noise."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "cover" not in vars(cls) and _CHANGES.intersection(vars(cls)):
+            cls.cover = Method.cover
 
     def __post_init__(self) -> None:
         super().__post_init__()
