@@ -240,6 +240,7 @@ CONTRACTS = {
     "methods": {
         "contract",
         "batches",
+        "deployed_names",
         "effective_samples",
         "hospital",
         "joint_study",
@@ -248,6 +249,7 @@ CONTRACTS = {
         "precision",
         "presented",
         "proximal",
+        "returned",
         "schedules",
         "site",
         "start",

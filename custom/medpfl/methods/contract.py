@@ -18,6 +18,7 @@ from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.methods.batches import Batch, Span
+from medpfl.methods.deployed_names import check_names
 from medpfl.methods.hospital import Hospital
 from medpfl.methods.joint_study import Found, Study
 from medpfl.methods.panels import AtServer, CurvesPanel, GraphPanel, Panel
@@ -137,10 +138,7 @@ class Method(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not getattr(self, "deploys", None):
-            raise ConfigError(
-                f"{type(self).__name__} has no 'deploys': what its models are called, each with the network it uses"
-            )
+        check_names(type(self).__name__, getattr(self, "deploys", None), self.after_steps, self.fine_tuned)
         if self.privacy is not None:
             self.cover.check(type(self).__name__, self.privacy.level)
         if self.start and self.start.frozen and type(self).joint is not Method.joint:
