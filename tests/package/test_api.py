@@ -68,6 +68,23 @@ def test_what_a_cell_of_a_notebook_shows_has_no_patients_values(table_sites: dic
     assert repr(medpfl.load_model(file)) == f"Model: personal of {file}"
 
 
+def test_a_result_is_that_of_the_folder_in_which_it_was_made(
+    table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After os.chdir it was not found, or was that of the other folder's job of the same name, in silence."""
+    results = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        settings = medpfl.Settings(rounds=1, seed=number, references=(), finetune=0)
+        job = medpfl.Job("small", 2, settings, {}, medpfl.SoftPull(), medpfl.Tabular("blood"))
+        results.append(medpfl.simulate(job, table_sites))
+    first, again = results[0], medpfl.load_result("results/small-simulated")
+    monkeypatch.chdir(tmp_path / "0")
+    assert isinstance(again, medpfl.JobResult)
+    assert [one.summary.settings.seed for one in (first, again)] == [0, 1]
+
+
 def test_a_session_goes_on_with_its_own_threads_and_random_numbers(
     table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

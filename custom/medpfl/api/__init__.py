@@ -79,10 +79,10 @@ def load_result(folder: Place) -> JobResult | ComparisonResult:
     """
     path = Path(folder)
     if (path / RESULTS).is_file():
-        return ComparisonResult(path, read_results(path))
+        return ComparisonResult(path.absolute(), read_results(path))
     for place in (path, path / "workspace" / "results", path / "server" / "simulate_job" / "results"):
         if (place / SUMMARY).is_file():
-            return JobResult(place)
+            return JobResult(place.absolute())
     raise MedPFLError(f"{path} holds no results: neither {SUMMARY} of a job nor {RESULTS} of a comparison")
 
 
@@ -108,6 +108,7 @@ def simulate(
 
     loaded = job if isinstance(job, Job | EvaluationJob) else load_job(job)
     folder = Path("results") / f"{loaded.name}-simulated" if results is None else Path(results)
+    folder = folder.absolute()  # the result is read later, when the session may be in another folder
     with _torch_as_it_was(), tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
         files = _files(sites)
         if files is None:
@@ -170,7 +171,7 @@ def compare(
     if content.failures:
         first = content.failures[0]
         raise MedPFLError(f"{len(content.failures)} runs failed; {first.run}: {first.reason}")
-    return ComparisonResult(folder, content)
+    return ComparisonResult(folder.absolute(), content)
 
 
 def _check_importable(path: str) -> None:
