@@ -39,9 +39,15 @@ def class_name(kind: type) -> str:
 def _arguments(component: Any) -> Spec:
     if hasattr(component, "arguments"):
         given = component.arguments()
+    elif not dataclasses.is_dataclass(component):
+        raise _no_dataclass(component)
     else:
         given = {field.name: getattr(component, field.name) for field in dataclasses.fields(component) if field.init}
     return {name: _argument(value) for name, value in given.items()}
+
+
+def _no_dataclass(component: object) -> ConfigError:
+    return ConfigError(f"{type(component).__name__} must be a frozen dataclass (@dataclass(frozen=True)), and is none")
 
 
 def _argument(value: Any) -> JsonValue:
@@ -51,6 +57,8 @@ def _argument(value: Any) -> JsonValue:
         return [_argument(one) for one in value]
     if isinstance(value, Mapping):
         return {name: _argument(one) for name, one in value.items()}
+    if isinstance(value, Checked):
+        raise _no_dataclass(value)
     plain: JsonValue = value
     return plain
 

@@ -4,12 +4,17 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from medpfl.core.codecs import Chain, Half
+from medpfl.core.errors import ConfigError
 from medpfl.flare.pack import pack
 from medpfl.job import Job
+from medpfl.job.codecs import Codecs
+from medpfl.methods.softpull import SoftPull
 from tools import write_job
 
 CODE = """
@@ -56,3 +61,46 @@ def test_only_code_goes_in(regular: bool, package: Path, make_job: Callable[...,
     assert (folder / "app" / "custom" / "medpfl" / "compare" / "report.html").is_file()
     left = "our_methods/data/patients.csv, our_methods/notes.ipynb"
     assert said == [f"only .py files of other packages go into a job; left out: {left}"]
+
+
+CODEC = """
+from dataclasses import dataclass
+from medpfl.core.codecs import Half
+
+@dataclass(frozen=True)
+class OurCodec(Half):
+    tag = "ours"
+"""
+
+
+def test_the_code_of_a_codec_goes_in_too(package: Path, make_job: Callable[..., Job], tmp_path: Path) -> None:
+    """The job had it not, so that no site could build the codec."""
+    (package / "__init__.py").touch()
+    (package / "codec.py").write_text(CODEC)
+    ours = importlib.import_module("our_methods.codec").OurCodec
+    job = replace(make_job(), codecs=Codecs(None, Chain(ours(), Half())))
+    folder = pack(write_job(job, tmp_path / "job"), tmp_path / "packed", noticed=lambda said: None)
+    assert (folder / "app" / "custom" / "our_methods" / "codec.py").is_file()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InAScript(SoftPull):
+    """As it is where the script that defines it is run."""
+
+    __module__ = "__main__"
+
+
+def test_a_job_with_a_class_that_nobody_else_can_import_is_not_written(
+    make_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """It was written in silence, and no site could read it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class InAFunction(SoftPull):
+        pass
+
+    for method in (InAScript(), InAFunction()):
+        name = type(method).__name__
+        with pytest.raises(ConfigError, match=f"cannot be written: {name} is defined in a script, a notebook's cell"):
+            write_job(make_job(method=method), tmp_path / "job")
+    assert not (tmp_path / "job").exists()

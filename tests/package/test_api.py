@@ -68,6 +68,23 @@ def test_what_a_cell_of_a_notebook_shows_has_no_patients_values(table_sites: dic
     assert repr(medpfl.load_model(file)) == f"Model: personal of {file}"
 
 
+def test_a_result_is_that_of_the_folder_in_which_it_was_made(
+    table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After os.chdir it was not found, or was that of the other folder's job of the same name, in silence."""
+    results = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        settings = medpfl.Settings(rounds=1, seed=number, references=(), finetune=0)
+        job = medpfl.Job("small", 2, settings, {}, medpfl.SoftPull(), medpfl.Tabular("blood"))
+        results.append(medpfl.simulate(job, table_sites))
+    first, again = results[0], medpfl.load_result("results/small-simulated")
+    monkeypatch.chdir(tmp_path / "0")
+    assert isinstance(again, medpfl.JobResult)
+    assert [one.summary.settings.seed for one in (first, again)] == [0, 1]
+
+
 def test_a_session_goes_on_with_its_own_threads_and_random_numbers(
     table_sites: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -90,3 +107,30 @@ def test_a_class_that_other_processes_cannot_import_is_not_compared() -> None:
 
     with pytest.raises(medpfl.MedPFLError, match=r"Mine cannot be compared from where it is defined.*%%writefile"):
         medpfl.compare({"name": "cells", "task": medpfl.Tabular("cells"), "methods": {"Mine": {"path": Mine}}})
+    namespace: dict[str, type[medpfl.Tabular]] = {}
+    exec("import medpfl\nclass Ours(medpfl.Tabular):\n    __module__ = '__main__'", namespace)
+    with pytest.raises(medpfl.MedPFLError, match=r"Ours cannot be compared from where it is defined.*%%writefile"):
+        medpfl.compare({"name": "cells", "task": namespace["Ours"]("cells"), "methods": {}})
+
+
+def test_what_is_no_job_and_no_folder_is_told(tmp_path: Path) -> None:
+    """These were errors of Python's, and of a name the first hospital said that the server had sent it."""
+    settings, task, method = medpfl.Settings(rounds=1), medpfl.Tabular("cells"), medpfl.SoftPull()
+    good = {"name": "a", "min_clients": 2, "settings": settings, "components": {}, "method": method, "task": task}
+    for wrong, said in (
+        ({"name": "my job"}, "a job's name must be letters, digits, '.', '_' or '-', got 'my job'"),
+        ({"method": medpfl.SoftPull}, r"a job's method must be an object, got the class SoftPull: call it, SoftPull"),
+        ({"method": "SoftPull"}, "a job's method must be a Method, got 'SoftPull'"),
+        ({"task": method}, r"a job's task must be a Task, got SoftPull\("),
+        ({"settings": {"rounds": 1}}, "a job's settings must be a Settings, got {'rounds': 1}"),
+        ({"components": None}, "a job's components must be a Mapping, got None"),
+        ({"components": {"model": method}}, r"component 'model' must be a Mixer, got SoftPull\("),
+    ):
+        with pytest.raises(medpfl.MedPFLError, match=said):
+            medpfl.Job(**{**good, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(
+        medpfl.MedPFLError, match="expected a job, a job's folder or the name of a shipped job, got Sof"
+    ):
+        medpfl.simulate(method, tmp_path, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(medpfl.MedPFLError, match="expected a folder with site files, or hospital to site file, got"):
+        medpfl.simulate(medpfl.Job(**good), [tmp_path], tmp_path)  # type: ignore[arg-type]

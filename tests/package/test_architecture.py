@@ -240,6 +240,7 @@ CONTRACTS = {
     "methods": {
         "contract",
         "batches",
+        "deployed_names",
         "effective_samples",
         "hospital",
         "joint_study",
@@ -248,6 +249,7 @@ CONTRACTS = {
         "precision",
         "presented",
         "proximal",
+        "returned",
         "schedules",
         "site",
         "start",
@@ -261,7 +263,7 @@ RECIPES = "flare/recipes.py"  # a recipe a method, typed by it
 # Modules that offer components, and what of them is no concrete one; who else may import from them.
 OFFERED = {
     "core.mixers": ({"Mixer", "RoundInfo", "NoDefault"}, {"core", "methods"}),
-    "core.codecs": ({"Codec", "Progress", "encode_with_feedback", "decode"}, {"core"}),
+    "core.codecs": ({"Codec", "Progress", "encode_with_feedback", "decode", "check_known"}, {"core"}),
     "methods.optimizers": ({"Optimizer"}, {"methods"}),
     "methods.schedules": ({"Schedule"}, {"methods"}),
 }

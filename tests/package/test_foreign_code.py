@@ -67,6 +67,34 @@ def test_the_code_is_of_a_class_and_what_it_imports(package: Path) -> None:
     assert set(foreign_code(["nowhere.Mine"])) == {"nowhere"}
 
 
+@pytest.mark.parametrize(
+    "mark", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# \xe4\n"], ids=["byte order mark", "latin-1"]
+)
+def test_what_a_file_of_another_encoding_imports_counts_too(mark: bytes, package: Path) -> None:
+    """With a byte order mark, as editors on Windows write it, nothing that it imports was looked at; Latin-1 was an
+    error of Python's in the first exchange."""
+    (package / "mine.py").write_bytes(mark + METHOD.encode())
+    found = foreign_code([class_name(imported())])
+    assert found.keys() == {"minepackage.mine", "minepackage.steps"}
+    (package / "mine.py").write_text(METHOD)
+    assert foreign_code(["minepackage.mine.Mine"]) == found
+
+
+def test_a_package_may_do_without_what_it_tries_to_import(package: Path) -> None:
+    """Every hospital's first answer was an error of Python's on a module that is not there."""
+    (package / "heavy").mkdir()
+    (package / "heavy" / "__init__.py").write_text("import no_such_library_anywhere\n")
+    tried = "".join(
+        f"try:\n    from minepackage.{name} import anything\nexcept ImportError:\n    pass\n"
+        for name in ("gone.fast", "heavy", "heavy.fast", "steps.fast")
+    )
+    (package / "mine.py").write_text(METHOD + tried)
+    found = foreign_code([class_name(imported())])
+    assert found.keys() == {"minepackage.mine", "minepackage.steps"} | {
+        f"minepackage.{name}" for name in ("gone.fast", "heavy", "heavy.fast", "steps.fast")
+    }
+
+
 def test_an_interrupted_run_begins_anew_with_other_code(
     package: Path, table_sites: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -167,6 +167,12 @@ def test_gradients_have_no_reference(tmp_path: Path) -> None:
     torch.testing.assert_close(got[:-1], gradient["model"]["w"][:-1], atol=1e-3, rtol=0)
 
 
+class Foreign(Half):
+    """Another package's, of which no receiver knows."""
+
+    tag = "foreign"
+
+
 def test_refusals_of_what_is_not_expected(tmp_path: Path) -> None:
     server, site, header = messages(tmp_path)
     with pytest.raises(CodecError, match="no codec filters, but this hospital's has"):
@@ -192,6 +198,10 @@ def test_refusals_of_what_is_not_expected(tmp_path: Path) -> None:
         Codecs(to_site=DAdaQuant())
     with pytest.raises(ConfigError, match="at least one direction"):
         Codecs()
+    for codecs in ((Foreign(), None), (None, Chain(Half(), Foreign()))):
+        with pytest.raises(ConfigError, match=r"cannot be a job's codec: .* of 'foreign' there is none; .*, stc"):
+            Codecs(*codecs)
+    assert Codecs(Chain(Foreign(), Half())).to_site is not None  # whose messages are Half's
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ from medpfl.api.results import Svg as Svg
 from medpfl.bundle import find_job, job_sites
 from medpfl.compare.collect import RESULTS, read_results
 from medpfl.compare.file import comparison_of, load_comparison
-from medpfl.component import class_name, spec_of
-from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.component import class_name, class_paths, spec_of
+from medpfl.core.errors import ConfigError, MedPFLError, shown
 from medpfl.data.site_file import site_files_in
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import EvaluationJob, Job
@@ -46,7 +46,7 @@ def check_data(site: Place, job: Job | EvaluationJob | Place | None = None) -> D
     """
     from medpfl.check.check import check_data as check
 
-    loaded = load_job(job) if isinstance(job, str | os.PathLike) else job
+    loaded = job if job is None or isinstance(job, Job | EvaluationJob) else load_job(job)
     named = (loaded.name, loaded.task) if loaded else None
     return DataCheck(check(Path(site), None, named, lambda what, done, count: None))
 
@@ -57,6 +57,8 @@ def load_job(job: Place) -> Job | EvaluationJob:
     Raises:
         ConfigError: there is none, or it is not valid.
     """
+    if not isinstance(job, str | os.PathLike):
+        raise ConfigError(f"expected a job, a job's folder or the name of a shipped job, got {shown(job)}")
     return read_job(find_job(os.fspath(job)))
 
 
@@ -77,10 +79,10 @@ def load_result(folder: Place) -> JobResult | ComparisonResult:
     """
     path = Path(folder)
     if (path / RESULTS).is_file():
-        return ComparisonResult(path, read_results(path))
+        return ComparisonResult(path.absolute(), read_results(path))
     for place in (path, path / "workspace" / "results", path / "server" / "simulate_job" / "results"):
         if (place / SUMMARY).is_file():
-            return JobResult(place)
+            return JobResult(place.absolute())
     raise MedPFLError(f"{path} holds no results: neither {SUMMARY} of a job nor {RESULTS} of a comparison")
 
 
@@ -106,6 +108,7 @@ def simulate(
 
     loaded = job if isinstance(job, Job | EvaluationJob) else load_job(job)
     folder = Path("results") / f"{loaded.name}-simulated" if results is None else Path(results)
+    folder = folder.absolute()  # the result is read later, when the session may be in another folder
     with _torch_as_it_was(), tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
         files = _files(sites)
         if files is None:
@@ -168,7 +171,15 @@ def compare(
     if content.failures:
         first = content.failures[0]
         raise MedPFLError(f"{len(content.failures)} runs failed; {first.run}: {first.reason}")
-    return ComparisonResult(folder, content)
+    return ComparisonResult(folder.absolute(), content)
+
+
+def _check_importable(path: str) -> None:
+    if path.startswith("__main__.") or "<locals>" in path:
+        raise ConfigError(
+            f"{path.removeprefix('__main__.')} cannot be compared from where it is defined, for every run is a process "
+            "of its own: write it into a module (in a notebook with %%writefile) and import it"
+        )
 
 
 def _named(value: Any) -> Any:
@@ -178,13 +189,12 @@ def _named(value: Any) -> Any:
         ConfigError: a class that another process cannot import.
     """
     if isinstance(value, Task):
-        return _named(spec_of(value))
+        spec = spec_of(value)
+        for path in class_paths(spec):
+            _check_importable(path)
+        return spec
     if isinstance(value, type):
-        if value.__module__ == "__main__" or "<locals>" in value.__qualname__:
-            raise ConfigError(
-                f"{value.__qualname__} cannot be compared from where it is defined, for every run is a process of its "
-                "own: write it into a module (in a notebook with %%writefile) and import it"
-            )
+        _check_importable(class_name(value))
         return class_name(value)
     if isinstance(value, Mapping):
         return {key: _named(inner) for key, inner in value.items()}
@@ -201,6 +211,8 @@ def _files(sites: Sites | None) -> dict[str, Path] | None:
         return None
     if isinstance(sites, Mapping):
         return {site: Path(path) for site, path in sites.items()}
+    if not isinstance(sites, str | os.PathLike):
+        raise ConfigError(f"expected a folder with site files, or hospital to site file, got {shown(sites)}")
     found = site_files_in(Path(sites))
     if not found:
         raise ConfigError(f"{sites} is no folder with site files (<hospital>.yaml)")

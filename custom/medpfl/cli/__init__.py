@@ -2,6 +2,7 @@
 """The command ``medpfl``: one verb each."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -62,6 +63,9 @@ def main() -> None:
 
     A kill (SIGTERM, of a cluster's scheduler, say) and a terminal that is closed (SIGHUP) end a command as Ctrl-C does:
     processes that it began and copies of data that it made go with it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a letter that a terminal's encoding lacks is no reason to end
+            stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and so do we then
         terminals = [stream for stream in (1, 2) if os.isatty(stream)]

@@ -20,6 +20,7 @@ from medpfl.job.codecs import Codecs
 from medpfl.job.slots import default_mixer
 from medpfl.methods import references
 from medpfl.methods.contract import Build, Method
+from medpfl.methods.returned import networks_of, slots_of
 from medpfl.methods.start import Started
 from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
@@ -110,7 +111,7 @@ def build_entry(file: Comparison, name: str, made: Build, values: Arguments) -> 
 
 def _mixers(method: Method, given: MethodEntry, made: Build, values: Arguments, where: str) -> dict[str, Mixer]:
     try:
-        slots = list(method.slots(nn.ModuleDict(method.models(made))))
+        slots = list(slots_of(method, nn.ModuleDict(networks_of(method, made))))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     searched: dict[str, Arguments] = {}
@@ -217,7 +218,7 @@ def initial_weights(entry: Entry, made: Build) -> Initial:
     digest, shapes = fingerprint(reference), _shapes(reference)
     same, own = list[str](), list[str]()
     differing = None
-    for name, network in entry.method.models(made).items():
+    for name, network in networks_of(entry.method, made).items():
         state = network.state_dict()
         equal = fingerprint(state) == digest
         (same if equal else own).append(name)

@@ -63,8 +63,11 @@ def pack(
 def _others(job: Job | EvaluationJob) -> list[str]:
     """Top-level packages and modules, but for this package, whose classes the job names."""
     components = [job.method, job.task, *job.trackers, *(job.components.values() if isinstance(job, Job) else ())]
-    names = {path.partition(".")[0] for path in class_paths([spec_of(component) for component in components])}
-    return sorted(names - {medpfl.__name__})
+    named = [*class_paths([spec_of(component) for component in components])]
+    if isinstance(job, Job):
+        codecs = (job.codecs.to_site, job.codecs.from_site) if job.codecs else ()
+        named += [*class_paths([spec_of(codec) for codec in codecs if codec]), *job.filters]
+    return sorted({path.partition(".")[0] for path in named} - {medpfl.__name__})
 
 
 def _copy_code(name: str, custom: Path) -> list[str]:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job as it was read: what it says, with its components built."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, shown
 from medpfl.core.mixers import Mixer
 from medpfl.job.codecs import Codecs
+from medpfl.job.declared import name_of
 from medpfl.job.sampling import check_sampling
 from medpfl.job.settings import EvaluationSettings, Settings
 from medpfl.job.slots import mixers_of
@@ -14,6 +16,14 @@ from medpfl.methods.contract import Method
 from medpfl.privacy.linear import check_encryptable
 from medpfl.results.callbacks import Callback
 from medpfl.tasks.contract import Task
+
+
+def check_kind(value: object, kind: type, what: str) -> None:
+    """Raises ConfigError: it is something else."""
+    if isinstance(value, type):
+        raise ConfigError(f"{what} must be an object, got the class {value.__name__}: call it, {value.__name__}(...)")
+    if not isinstance(value, kind):
+        raise ConfigError(f"{what} must be a {kind.__name__}, got {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,8 @@ class Job:
         mixers: slot to the component that mixes it, for every slot, the references' first.
 
     Raises:
-        ConfigError: there is no such reference or slot, a slot has no component (``mixers_of``), the job is too short
+        ConfigError: its name cannot be a folder's, or what is given is of another kind;
+            there is no such reference or slot, a slot has no component (``mixers_of``), the job is too short
             for what the method or a component does in it (``check_length``), it encrypts what the server must see
             (``check_encryptable``) or what is too fine for it, or there are start weights for a network that is only
             planned when the job starts, or fewer hospitals are asked in a round than must answer, or a codec goes by
@@ -47,6 +58,12 @@ class Job:
     mixers: dict[str, Mixer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        name_of(self.name, "a job's name")
+        for what, kind in (("settings", Settings), ("method", Method), ("task", Task)):
+            check_kind(getattr(self, what), kind, f"a job's {what}")
+        check_kind(self.components, Mapping, "a job's components")
+        for slot, mixer in self.components.items():
+            check_kind(mixer, Mixer, f"component '{slot}'")
         if self.min_clients < 1:
             raise ConfigError(f"a job's min_clients must be at least 1, got {self.min_clients}")
         if self.task.to_be_planned and self.method.start is not None:

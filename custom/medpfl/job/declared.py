@@ -74,14 +74,14 @@ class Client:
     leaving: Sequence[JsonValue]
 
 
-def name_of(name: object) -> str:
+def name_of(name: object, where: str = "meta.json: 'name'") -> str:
     """A job's name, which becomes that of a folder at every site.
 
     Raises:
         ConfigError: it is none.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"meta.json: 'name' must be letters, digits, '.', '_' or '-', got {shown(name)}")
+        raise ConfigError(f"{where} must be letters, digits, '.', '_' or '-', got {shown(name)}")
     return name
 
 

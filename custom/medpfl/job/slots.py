@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, NoDefault
 from medpfl.methods.contract import Method
-from medpfl.methods.references import AVERAGE, REFERENCES
+from medpfl.methods.references import AVERAGE, CHOSEN, REFERENCES
+from medpfl.methods.returned import components_of
 
 
 def mixers_of(method: Method, references: Sequence[str], named: Mapping[str, Mixer]) -> dict[str, Mixer]:
@@ -21,7 +22,7 @@ def mixers_of(method: Method, references: Sequence[str], named: Mapping[str, Mix
             takes gradients where the method sends weights, or the other way round; or the method has a reference's
             names.
     """
-    own = method.components()
+    own = components_of(method)
     _check_names(method, own)
     ridden = [_reference(name) for name in references if not isinstance(method, _reference(name))]
     owners: dict[str, Method] = {slot: kind() for kind in ridden for slot in kind().components()}
@@ -43,6 +44,8 @@ def _check_names(method: Method, own: Mapping[str, Mixer | NoDefault]) -> None:
     kind, deployed = type(method).__name__, [*method.deploys, *method.diagnoses]
     if AVERAGE in deployed:
         raise ConfigError(f"{kind} calls a model '{AVERAGE}', as the average of all models is called: rename it")
+    if CHOSEN in deployed:
+        raise ConfigError(f"{kind} calls a model '{CHOSEN}', as the model of a hospital's choice is called: rename it")
     if twice := [name for name in method.diagnoses if name in method.deploys]:
         raise ConfigError(f"{kind} calls a number '{twice[0]}', as it calls a model: rename it")
     for reference in (one for one in REFERENCES.values() if not isinstance(method, one)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from medpfl.component import spec_of
+from medpfl.component import class_paths, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.tied import own_state
@@ -39,6 +39,7 @@ def write_job(job: Job, folder: Path) -> Path:
 
     Raises:
         MedPFLError: it cannot be written, or it has filters of other people, whose arguments only its files hold.
+        ConfigError: it has a class that no other process could import.
     """
     if job.filters:
         raise MedPFLError(f"job '{job.name}' has filters that would be lost in a copy of it: {', '.join(job.filters)}")
@@ -53,6 +54,12 @@ def write_job(job: Job, folder: Path) -> Path:
     if job.codecs:
         server |= _filters(_encoder(job.codecs.to_site), {"path": DECODE})
         client |= _filters({"path": DECODE}, _encoder(job.codecs.from_site))
+    for path in class_paths([server, client]):
+        if path.startswith("__main__.") or "<locals>" in path:
+            raise ConfigError(
+                f"job '{job.name}' cannot be written: {path.rpartition('.')[2]} is defined in a script, a notebook's "
+                "cell or a function, where nobody else could import it; write it into a module and import it"
+            )
     try:
         _write(folder, _meta(job.name, job.min_clients), server, client)
     except OSError as error:

@@ -18,6 +18,7 @@ from medpfl.core.seeding import seed_torch
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.methods.batches import Batch, Span
+from medpfl.methods.deployed_names import check_names
 from medpfl.methods.hospital import Hospital
 from medpfl.methods.joint_study import Found, Study
 from medpfl.methods.panels import AtServer, CurvesPanel, GraphPanel, Panel
@@ -95,6 +96,13 @@ class Served:
     told: Mapping[str, str | float] = field(default_factory=dict)
 
 
+_CHANGES = frozenset(
+    ("models", "slots", "components", "local_round", "statistics", "refine", "refinements", "after_mixing", "anew")
+)
+"""What says of a method what leaves, and of what that depends: whoever overrides one of these is not covered by what
+its parent says of noise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(Training):
     """A personalised federated learning method, as a frozen dataclass whose fields are the job's arguments;
@@ -116,19 +124,21 @@ class Method(Training):
     is deployed as ``<name>_finetuned``. None: there is no such phase."""
 
     cover: ClassVar[Cover] = Cover(record=UNKNOWN, update=UNKNOWN)
-    """What differential privacy does for this method; a class that changes what leaves, or what that depends on, says
-    it anew."""
+    """What differential privacy does for this method. A class that changes what leaves, or what that depends on, says
+    it anew; of one that does not, nothing is known (``_CHANGES``)."""
 
     passes: ClassVar[int | None] = 1
     """Passes over the data with noise in a round of record-level privacy; None: it depends on the arguments, so that
     ``DPSGD`` must be given its noise."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "cover" not in vars(cls) and _CHANGES.intersection(vars(cls)):
+            cls.cover = Method.cover
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not getattr(self, "deploys", None):
-            raise ConfigError(
-                f"{type(self).__name__} has no 'deploys': what its models are called, each with the network it uses"
-            )
+        check_names(type(self).__name__, getattr(self, "deploys", None), self.after_steps, self.fine_tuned)
         if self.privacy is not None:
             self.cover.check(type(self).__name__, self.privacy.level)
         if self.start and self.start.frozen and type(self).joint is not Method.joint:

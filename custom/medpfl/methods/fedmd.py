@@ -7,6 +7,7 @@ training on public labels beforehand; all public samples every round instead of 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from medpfl.methods.on_public_data import OnPublicData
 @dataclass(frozen=True, kw_only=True)
 class FedMD(OnPublicData):
     """See ``OnPublicData``. Logits travel; their component is the uniform mean."""
+
+    cover: ClassVar = OnPublicData.cover
 
     def told(self, logits: Tensor) -> Tensor:
         return logits

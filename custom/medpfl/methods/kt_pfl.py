@@ -21,6 +21,7 @@ class KTpFL(OnPublicData):
     """Probabilities travel; their component is ``KnowledgeTransfer``. See ``OnPublicData``."""
 
     probabilities: ClassVar = (PUBLIC,)
+    cover: ClassVar = OnPublicData.cover
 
     def components(self) -> dict[str, Mixer]:
         return {PUBLIC: KnowledgeTransfer()}

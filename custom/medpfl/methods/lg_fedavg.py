@@ -7,6 +7,7 @@ auxiliary losses on the representation, and without its FedAvg warm-up.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -22,6 +23,8 @@ class LGFedAvg(FedPer):
         head: module path of the head inside the network, or paths of its parts; None: its last layer. With
             ["layer3", "layer4", "fc"] of a ResNet it is the "SplitNN" of the CusFL paper.
     """
+
+    cover: ClassVar = FedPer.cover
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
         _, head = base_and_head(models, "model", self.head)

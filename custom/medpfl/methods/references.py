@@ -12,10 +12,11 @@ from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.local import Local, Pooled
 
-__all__ = ["AVERAGE", "LOCAL", "POOLED", "REFERENCES", "averaged", "like", "riding_along"]
+__all__ = ["AVERAGE", "CHOSEN", "LOCAL", "POOLED", "REFERENCES", "averaged", "like", "riding_along"]
 
-LOCAL, AVERAGE = "local", "average"
-"""Deployed names: of the model that a hospital trained alone, and of the average of all that it holds."""
+LOCAL, AVERAGE, CHOSEN = "local", "average", "chosen"
+"""Deployed names: of the model that a hospital trained alone, of the average of all that it holds, and of the one that
+its validation cases choose."""
 REFERENCES: dict[str, type[Method]] = {"local": Local, "fedavg": FedAvg}
 """Slot to the reference that has it."""
 POOLED: type[Method] = Pooled

@@ -88,6 +88,8 @@ class Guard:
         self._log = logging.getLogger(f"{__name__}.{ledger.site}")
         check_privacy(policy, self._how)
         if self._how is not None:
+            for method in methods:  # again, for a class whose __post_init__ does not call Method's
+                method.cover.check(type(method).__name__, self._how.level)
             check_installed()
             ledger.open()
 

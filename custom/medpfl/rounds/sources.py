@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tokenize
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -118,16 +119,16 @@ def _written(spec: ModuleSpec | None) -> tuple[int, int] | None:
 def _code(name: str) -> _Code:
     try:
         spec = importlib.util.find_spec(name)
-    except (ModuleNotFoundError, ValueError):  # its package is not installed; of __main__, as in a notebook
+    except (ImportError, ValueError):  # its package is not installed; of __main__, as in a notebook
         spec = None
     written = _written(spec)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py") or written is None:
         return _Code("", frozenset(), spec, written)  # compiled, gone, or a folder without code
-    text = Path(spec.origin).read_text(encoding="utf-8")
     try:
-        tree = ast.parse(text)
-    except SyntaxError:  # as it is being written, after it was imported
-        return _Code(digest_of(text), frozenset(), spec, written)
+        with tokenize.open(spec.origin) as file:  # with or without a byte order mark, in the declared encoding
+            tree = ast.parse(file.read())
+    except (SyntaxError, UnicodeDecodeError):  # as it is being written, after it was imported
+        return _Code(digest_of(Path(spec.origin).read_bytes().hex()), frozenset(), spec, written)
     imported: set[tuple[str, str]] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -148,12 +149,16 @@ class _NoDocstrings(ast.NodeTransformer):
 
 @functools.cache
 def _defining(module: str, name: str) -> str:
-    """The module in which ``from module import name`` finds the code."""
-    spec = importlib.util.find_spec(module)
-    if not name or spec is None or spec.submodule_search_locations is None:
+    """The module in which ``from module import name`` finds the code; ``module``, if it is none that can be imported
+    here, as what a package does without (try, except ImportError)."""
+    try:
+        spec = importlib.util.find_spec(module)
+        if not name or spec is None or spec.submodule_search_locations is None:
+            return module
+        if importlib.util.find_spec(f"{module}.{name}"):
+            return f"{module}.{name}"
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
         return module
-    if importlib.util.find_spec(f"{module}.{name}"):
-        return f"{module}.{name}"
-    found = getattr(importlib.import_module(module), name, None)
     # An object tells the module of its class, not the one that makes it.
     return found.__module__ if isinstance(found, type | FunctionType) else module

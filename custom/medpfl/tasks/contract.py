@@ -73,6 +73,8 @@ class Task(Checked):
     """Whether a deployed model needs something of its hospital's training part before it can answer."""
 
     def __post_init__(self) -> None:
+        for metric in (*self.metrics, *self.offered):
+            metric.check()
         for name in (self.score, *self.more_metrics):
             self.metric(name)
         for metric in self.tested:
@@ -336,11 +338,13 @@ class Task(Checked):
         values: dict[str, float] = {}
         for metric in self.tested if metrics is None else metrics:
             if isinstance(metric, CaseMetric):
-                each = metric.of_cases(decisions, samples)
-                cases = [{**case, metric.name: float(value)} for case, value in zip(cases, each, strict=True)]
+                each = metric.values_of(decisions, samples)
+                if any(metric.name in case for case in cases):
+                    raise ConfigError(f"metric '{metric.name}': the list of cases has such a column already: rename it")
+                cases = [{**case, metric.name: value} for case, value in zip(cases, each, strict=True)]
                 values[metric.name] = float(np.mean(each))
             else:
-                values[metric.name] = float(metric.of_split(decisions, samples))  # NumPy's and torch's count, too
+                values[metric.name] = metric.value_of(decisions, samples)
         return Evaluation(values, cases, one_answer=one_answer(decisions, samples, self.spec.target))
 
     def sheet(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric], cases: Sequence[Row] = ()) -> Sheet:

@@ -13,10 +13,26 @@ from medpfl.core.codecs.feedback import encode_with_feedback
 from medpfl.core.codecs.half import Half
 from medpfl.core.codecs.progress import Progress
 from medpfl.core.codecs.stc import STC
+from medpfl.core.errors import ConfigError
 
-__all__ = ["CER", "STC", "Chain", "Codec", "DAdaQuant", "Half", "Progress", "decode", "encode_with_feedback"]
+__all__ = [
+    "CER", "STC", "Chain", "Codec", "DAdaQuant", "Half", "Progress", "check_known", "decode", "encode_with_feedback",
+]  # fmt: skip
 
 CODECS: dict[str, type[Codec]] = {kind.tag: kind for kind in (CER, DAdaQuant, Half, STC)}
+
+
+def check_known(codec: Codec) -> None:
+    """Whether a receiver can decode what it encodes.
+
+    Raises:
+        ConfigError: it is of another package.
+    """
+    if codec.tag not in CODECS:
+        raise ConfigError(
+            f"{type(codec).__name__} cannot be a job's codec: who receives a message finds the decoder by its tag, and "
+            f"of '{codec.tag}' there is none; there are: {', '.join(CODECS)}"
+        )
 
 
 def decode(data: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

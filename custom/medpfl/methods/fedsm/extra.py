@@ -40,6 +40,7 @@ class FedSMExtra(FedSM):
 
     diagnoses: ClassVar = ("selector_global", "selector_own")
     shown: ClassVar = ("global", "personal")
+    cover: ClassVar = FedSM.cover
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +89,7 @@ class FedSMEnsemble(FedSMExtra):
     trained through its loss. The outputs on the kept training samples stay in memory."""
 
     ensemble: ClassVar = True
+    cover: ClassVar = FedSM.cover
 
     def refine(self, site: Site, step: int) -> None:
         data = selecting.seen(site, self.selector_samples)

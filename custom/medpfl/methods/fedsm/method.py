@@ -48,7 +48,7 @@ class FedSM(Method):
     selector_lr: float = 1e-3
 
     deploys: ClassVar = {"personal": "personal", "global": "global"}
-    cover: ClassVar = Cover(record="its selector's gradients are of signatures of the cases, and have no noise")
+    cover: ClassVar[Cover] = Cover(record="its selector's gradients are of signatures of the cases, and have no noise")
     diagnoses: ClassVar = ("selector_accuracy", "selector_accuracy_cases")
     refined: ClassVar = ("selector",)
     in_one_pass: ClassVar[tuple[str, ...]] = ("global", "personal")

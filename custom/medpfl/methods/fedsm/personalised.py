@@ -38,6 +38,7 @@ class FedSMPersonalised(FedSM):
 
     in_one_pass: ClassVar = ("global",)
     after_steps: ClassVar = ("personal",)
+    cover: ClassVar = FedSM.cover
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ from medpfl.deployed.choice import Choice, choose
 from medpfl.deployed.evaluate import Origin, evaluate_test, save_deployed, sheet_of_validation
 from medpfl.deployed.model_file import Chosen, predicting
 from medpfl.methods.contract import Method
-from medpfl.methods.references import AVERAGE, LOCAL, averaged
+from medpfl.methods.references import AVERAGE, CHOSEN, LOCAL, averaged
 from medpfl.privacy.contract import Spent
 from medpfl.results.line import ChosenModel, MetricLine
 from medpfl.results.schema import number
@@ -33,8 +33,6 @@ from medpfl.tasks.metrics.operating import OperatingPoint, operating_points
 from medpfl.tasks.metrics.sheet import Sheet
 from medpfl.tasks.together import averaged_as
 
-CHOSEN = "chosen"
-"""What the chosen model's files are called."""
 Tested = tuple[Evaluation, Calibration | None]
 
 

@@ -177,6 +177,7 @@ class LocalRounds:
                 self.run.optimizers.pop(name, None)
             site = self.site(method, current, noise=here.guard.noise(method, header, networks.of(method)))
             method.local_round(site)
+            networks.check_held(method)
             policy.check_trained(here.policy, site)
             told = policy.may_tell_loss(here.policy, site)
             losses[next(iter(method.deploys))] = number(float(site.last_loss)) if told else None
@@ -236,6 +237,7 @@ class LocalRounds:
         self._saved, before = None, self._private()
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, here.roster))
         here.method.refine(site, step)
+        networks.check_held(here.method)
         policy.check_trained(here.policy, site)
         private = self._private()
         if any(not torch.equal(tensor, before[key]) for key, tensor in private.items()):  # statistics of BatchNorm, say
@@ -270,6 +272,7 @@ class LocalRounds:
                 for method in making:
                     seed_torch(here.seed, here.name, round_number, type(method).__name__, "mixed")
                     method.after_mixing(self.site(method, round_number))
+                    here.networks.check_held(method)
         metrics = self.scoring.lines(here.methods, round_number)
         received: dict[str, Tensor] = {}
         if not making:  # the networks are what was kept after training, and in the slots what the server sent

@@ -11,6 +11,7 @@ from medpfl.core.frozen import frozen_entries
 from medpfl.core.groups import check_slots, describe, without
 from medpfl.core.tied import first_names, once, own_state
 from medpfl.methods.contract import Build, Method
+from medpfl.methods.returned import networks_of, slots_of
 from medpfl.rounds.messages import SEPARATOR, Slots, copy_out, flatten, gather, load
 
 
@@ -41,13 +42,14 @@ class Networks:
         self._check_served(served)
         self.travelling = [slot for slot, travels in served.items() if travels and slot in self.slots]
         self._own = list(own_state(self.models))
+        self._weights = dict(self.models.named_parameters(remove_duplicate=False))
         sent = {key for slot in self.travelling for key in self.slots[slot]}
         kept = set(methods[0].kept(self.models))
         self.private = [key for key in self._own if key not in sent or key in kept]
         """Entries that only this hospital holds, or holds otherwise than they are sent."""
 
     def _add(self, method: Method, build: Build) -> None:
-        mine = nn.ModuleDict(method.models(build))
+        mine = nn.ModuleDict(networks_of(method, build))
         for name, network in method.deploys.items():
             if network not in mine:
                 raise ConfigError(
@@ -60,7 +62,7 @@ class Networks:
             self.owner[name] = method
         self.models.update(dict(mine.items()))
         frozen = frozen_entries(mine)
-        for slot, keys in method.slots(mine).items():
+        for slot, keys in slots_of(method, mine).items():
             self.slots[slot] = without(keys, frozen)
             if keys and not self.slots[slot]:
                 raise ConfigError(
@@ -87,6 +89,22 @@ class Networks:
         """The networks' tensors as they are now, each once; see ``core.tied``."""
         state = self.models.state_dict()
         return {key: state[key] for key in self._own}
+
+    def check_held(self, method: Method) -> None:
+        """After a method's training: the weights are the tensors that they were. An optimiser that is kept moves these,
+        and others in their place would not be trained from the next round on.
+
+        Raises:
+            ConfigError: naming the method and the weight.
+        """
+        now = dict(self.models.named_parameters(remove_duplicate=False))
+        for key in [*self._weights, *now]:
+            if now.get(key) is not self._weights.get(key):
+                raise ConfigError(
+                    f"{type(method).__name__} puts another tensor or network in the place of '{key}' while it trains, "
+                    "which no optimiser or file would know of in the next round: make networks in 'models' alone, and "
+                    "copy values into them (load_state_dict, copy_)"
+                )
 
     def gather(self, state: Mapping[str, Tensor] | None = None, into: Slots | None = None) -> Slots:
         """Copies of what travels; ``state``: of the networks now, where it is at hand; ``into``: see

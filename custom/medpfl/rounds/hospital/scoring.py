@@ -11,6 +11,7 @@ from torch import nn
 from medpfl.data.samples import SiteData
 from medpfl.deployed.evaluate import evaluate
 from medpfl.methods.contract import Method
+from medpfl.methods.returned import numbers_of
 from medpfl.results.line import MetricLine
 from medpfl.results.schema import number
 from medpfl.tasks.contract import Evaluation, Task
@@ -48,7 +49,7 @@ class Scoring:
             MetricLine(model=name, split="validation", round=round_number, metrics={name: number(float(value))})
             for method in methods
             if method.privacy is None  # some are of the training data, and have no noise
-            for name, value in method.diagnose(self.models, samples, self.index, self.device).items()
+            for name, value in numbers_of(method, self.models, samples, self.index, self.device).items()
         ]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medpfl.core.checked import Checked
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, shown
 from medpfl.data.target import Target
 from medpfl.models.outputs import check_outputs
 
@@ -31,6 +31,8 @@ class Loss(Checked):
         Raises:
             ConfigError: naming the loss, the task and what the loss is for.
         """
+        if not getattr(self, "answers", None):
+            raise ConfigError(f"{type(self).__name__} has no 'answers': the kinds of answers it can be computed of")
         if target not in self.answers:
             raise ConfigError(
                 f"{type(self).__name__} is a loss of tasks whose answer is "
@@ -65,8 +67,22 @@ class Loss(Checked):
         """
         check_outputs(outputs, several=True)
         if isinstance(outputs, Tensor):
-            return self.of(outputs, targets)
-        return deeply_supervised(self.of, outputs, targets)
+            return self._checked(outputs, targets)
+        return deeply_supervised(self._checked, outputs, targets)
+
+    def _checked(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found: object = self.of(outputs, targets)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            got = f"a tensor of the shape {list(found.shape)}" if isinstance(found, Tensor) else shown(found)
+            raise ConfigError(
+                f"'of' of {type(self).__name__} must give a tensor of one number, the loss; it gives {got}"
+            )
+        if outputs.requires_grad and torch.is_grad_enabled() and not found.requires_grad:
+            raise ConfigError(
+                f"'of' of {type(self).__name__} gives a number that does not depend on the network's outputs any more, "
+                "so that nothing could be trained: compute it by torch, without detach, item or numpy"
+            )
+        return found
 
     @abstractmethod
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:

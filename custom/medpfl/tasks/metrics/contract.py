@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, shown
 from medpfl.data.samples import Samples, SiteData
 from medpfl.tasks.metrics.measure import Direction, Measure
+
+LONGEST_NAME = 100
+"""Letters of a metric's name: it is a column's heading and part of a sentence."""
 
 
 class Metric(ABC):
@@ -44,6 +47,36 @@ class Metric(ABC):
         except ValidationError as error:
             (key,), said = error.errors()[0]["loc"], error.errors()[0]["msg"]
             raise ConfigError(f"metric '{self.name}': its {key}: {said}; got {getattr(self, str(key))!r}") from error
+
+    def check(self) -> None:
+        """Refuse a metric that tables could not name, or whose values nobody could check.
+
+        Raises:
+            ConfigError: naming the class and what it lacks.
+        """
+        kind, name, span = type(self).__name__, getattr(self, "name", None), self.range
+        if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
+            raise ConfigError(f"{kind} must have a 'name' of 1 to {LONGEST_NAME} letters, got {shown(name)}")
+        if not isinstance(span, tuple | list) or [isinstance(one, int | float) for one in span] != [True, True]:
+            raise ConfigError(f"metric '{name}': its range must be a least and a largest number, got {shown(span)}")
+
+    def value_of(self, decisions: Tensor, samples: Samples) -> float:
+        """What ``of_split`` gives, which may be NumPy's or torch's number, too.
+
+        Raises:
+            ConfigError: it is no number.
+        """
+        return self._number("of_split", self.of_split(decisions, samples))
+
+    def _number(self, asked: str, found: object) -> float:
+        try:
+            return float(found)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise self._wrong(asked, "a number", found) from error
+
+    def _wrong(self, asked: str, expected: str, found: object) -> ConfigError:
+        said = " ".join(shown(found).split())
+        return ConfigError(f"metric '{self.name}': '{asked}' of {type(self).__name__} must give {expected}, got {said}")
 
     def suits(self, data: SiteData) -> None:
         """Refuse data of which it cannot be computed; by default there are none.
@@ -110,6 +143,18 @@ class CaseMetric(Metric):
     @abstractmethod
     def of_cases(self, decisions: Tensor, samples: Samples) -> list[float]:
         """The value of each of ``samples.names``."""
+
+    def values_of(self, decisions: Tensor, samples: Samples) -> list[float]:
+        """What ``of_cases`` gives, as ``value_of``.
+
+        Raises:
+            ConfigError: it is not a number of every case.
+        """
+        found: object = self.of_cases(decisions, samples)
+        cases = len(samples.names)
+        if not isinstance(found, Sequence | np.ndarray | Tensor) or len(found) != cases:
+            raise self._wrong("of_cases", f"a list of {cases} numbers, one a case", found)
+        return [self._number("of_cases", one) for one in found]
 
     def of_split(self, decisions: Tensor, samples: Samples) -> float:
         return float(np.mean(self.of_cases(decisions, samples)))

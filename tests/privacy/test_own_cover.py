@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What noise does for a method of another package: nothing is promised of which its class says nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixers import Mean
+from medpfl.methods.contract import Build, Method, Site
+from medpfl.methods.fedavg import FedAvg
+from medpfl.methods.fedrep import FedRep
+from medpfl.privacy import DPSGD, ClippedNoise
+from medpfl.privacy.contract import Cover
+from medpfl.rounds.simulate import simulate
+from small_jobs import small_job, write_table_sites
+
+RECORD, UPDATE = DPSGD(noise_multiplier=1.0), ClippedNoise(clip=1.0, noise_multiplier=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ours(Method):
+    """FedAvg in the least words."""
+
+    deploys: ClassVar[Mapping[str, str]] = {"mine": "model"}
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {"model": build.network()}
+
+    def local_round(self, site: Site) -> None:
+        site.fit("model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLoop(FedRep):
+    """Trains by an optimiser of its own, which knows of no noise."""
+
+    def local_round(self, site: Site) -> None:
+        network, train = site.models["model"], site.data.splits["train"]
+        optimizer = torch.optim.SGD(network.parameters(), lr=self.lr)
+        site.task.loss(network(train.inputs[:]), train.targets[:]).backward()
+        optimizer.step()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renamed(FedAvg):
+    """Changes nothing of what leaves."""
+
+    warm: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said(OwnLoop):
+    """Says what holds of it."""
+
+    cover: ClassVar[Cover] = Cover(record="it trains without noise")
+
+
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_what_trains_otherwise_is_not_covered_by_what_it_derives_from(privacy: DPSGD | ClippedNoise) -> None:
+    """Its weights left without noise, and the account told of the references' noise alone."""
+    for base in (OwnLoop, Ours, dataclass(frozen=True, kw_only=True)(type("Deeper", (OwnLoop,), {}))):
+        with pytest.raises(ConfigError, match=f"{base.__name__} cannot be trained .* its class does not say which"):
+            base(privacy=privacy)
+    assert Renamed(privacy=privacy).privacy is privacy
+    assert Said(privacy=UPDATE).privacy is UPDATE
+    with pytest.raises(ConfigError, match=r"Said cannot be trained with DPSGD .*: it trains without noise"):
+        Said(privacy=RECORD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(Ours):
+    """Its __post_init__ does not call Method's."""
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert self.alpha > 0
+
+
+def test_a_hospital_asks_the_class_again_what_noise_does_for_it(tmp_path: Path) -> None:
+    """Nobody had, and noise was promised that nobody knew to be enough."""
+    with pytest.raises(ConfigError, match=r"Forgetful cannot be trained with DPSGD .* its class does not say which"):
+        job = small_job(1, {"model": Mean()}, Forgetful(privacy=RECORD))
+        simulate(job, write_table_sites(tmp_path / "sites"), tmp_path / "results", tmp_path / "home")

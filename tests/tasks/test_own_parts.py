@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A metric, a loss and a network of another package with a mistake in them: one sentence that names the class."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from medpfl.component import spec_of
+from medpfl.core.errors import ConfigError
+from medpfl.data.samples import Samples
+from medpfl.data.target import Target
+from medpfl.models.contract import Architecture
+from medpfl.tasks.losses.contract import Loss, both
+from medpfl.tasks.metrics.contract import CaseMetric, Metric
+from medpfl.tasks.tabular import Tabular
+
+DECISIONS = torch.tensor([[0.3, 0.7], [0.6, 0.4], [0.5, 0.5]])
+SAMPLES = Samples(torch.zeros(3, 1), torch.tensor([1, 0, 1]), np.arange(3), ["p1", "p2", "p3"], 2)
+
+
+class Mine(Metric):
+    name = "mine"
+
+    def of_split(self, decisions: Tensor, samples: Samples) -> float:
+        return 0.5
+
+
+class OfCases(CaseMetric):
+    name = "mine"
+
+    def of_cases(self, decisions: Tensor, samples: Samples) -> list[float]:
+        return [0.5] * len(samples.names)
+
+
+def scored_by(metric: Metric) -> Tabular:
+    kind = type("Scored", (Tabular,), {"metrics": (*Tabular.metrics, metric)})
+    task: Tabular = dataclass(frozen=True)(kind)(dataset="blood")
+    return task
+
+
+def like(kind: type, **members: Any) -> Any:
+    return type("Wrong", (kind,), members)()
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"name": None}, "Wrong must have a 'name' of 1 to 100 letters, got None"),
+        ({"name": ""}, "Wrong must have a 'name' of 1 to 100 letters, got ''"),
+        ({"name": "m" * 101}, "Wrong must have a 'name' of 1 to 100 letters, got 'mmm"),
+        ({"name": 5}, "Wrong must have a 'name' of 1 to 100 letters, got 5"),
+        ({"range": 5}, "metric 'mine': its range must be a least and a largest number, got 5"),
+    ],
+)
+def test_a_metric_that_cannot_be_told_is_refused_when_the_task_is_made(members: dict[str, Any], said: str) -> None:
+    """These ended in the first round, with an error of Python's or of the messages' types."""
+    with pytest.raises(ConfigError, match=said):
+        scored_by(like(Mine, **members))
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "given", "said"),
+    [
+        (Mine, "of_split", lambda self, *given: None, "a number, got None"),
+        (Mine, "of_split", lambda self, decisions, samples: decisions, r"a number, got tensor\("),
+        (Mine, "of_split", lambda self, *given: np.array([0.5]), r"a number, got array\(\[0\.5\]\)"),
+        (OfCases, "of_cases", lambda self, *given: [0.5], r"a list of 3 numbers, one a case, got \[0\.5\]"),
+        (OfCases, "of_cases", lambda self, *given: 0.5, r"a list of 3 numbers, one a case, got 0\.5"),
+        (OfCases, "of_cases", lambda self, *given: [None, 1.0, 1.0], "a number, got None"),
+    ],
+)
+def test_a_metric_that_gives_something_else_is_named(
+    kind: type, asked: str, given: Callable[..., Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"metric 'mine': '{asked}' of Wrong must give {said}"):
+        scored_by(like(kind, **{asked: given})).evaluate(DECISIONS, SAMPLES)
+
+
+def test_numbers_of_torch_and_numpy_are_numbers() -> None:
+    for found in (torch.tensor(0.25), np.float32(0.25), 0.25):
+        task = scored_by(like(Mine, of_split=lambda self, *given, found=found: found))
+        assert task.evaluate(DECISIONS, SAMPLES).metrics["mine"] == 0.25
+    for each in (torch.full((3,), 0.25), np.full(3, 0.25), (0.25,) * 3):
+        task = scored_by(like(OfCases, of_cases=lambda self, *given, each=each: each))
+        found = task.evaluate(DECISIONS, SAMPLES)
+        assert found.metrics["mine"] == 0.25 and [case["mine"] for case in found.cases] == [0.25] * 3
+
+
+def test_a_metric_of_cases_does_not_take_the_place_of_their_names() -> None:
+    """The list of cases had its values where the cases' names belong, in silence."""
+    with pytest.raises(ConfigError, match="metric 'case': the list of cases has such a column already: rename it"):
+        scored_by(like(OfCases, name="case")).evaluate(DECISIONS, SAMPLES)
+
+
+@dataclass(frozen=True)
+class OurLoss(Loss):
+    answers: ClassVar[tuple[Target, ...]] = (Target.CLASS,)
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(both(outputs), targets.long())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda loss: loss.repeat(2), r"a tensor of one number, the loss; it gives a tensor of the shape \[2\]"),
+        (lambda loss: loss.item(), r"a tensor of one number, the loss; it gives 0\.\d+"),
+        (lambda loss: None, "a tensor of one number, the loss; it gives None"),
+        (lambda loss: loss.detach(), None),
+    ],
+)
+def test_a_loss_that_nothing_can_be_trained_with_is_named(change: Callable[[Tensor], Any], said: str | None) -> None:
+    wrong = like(OurLoss, of=lambda self, outputs, targets: change(OurLoss().of(outputs, targets)))
+    outputs, targets = torch.zeros(3, 1, requires_grad=True), torch.tensor([1, 0, 1])
+    sentence = f"must give {said}" if said else "gives a number that does not depend on the network's outputs any more"
+    with pytest.raises(ConfigError, match=f"'of' of Wrong {sentence}"):
+        wrong(outputs, targets)
+    if said is None:
+        with torch.no_grad():
+            assert wrong(outputs, targets) == OurLoss()(outputs, targets)  # nothing is trained
+
+
+def test_a_loss_says_what_it_is_for() -> None:
+    with pytest.raises(ConfigError, match="Wrong has no 'answers': the kinds of answers it can be computed of"):
+        Tabular(dataset="blood", loss=like(OurLoss, answers=()))
+
+
+class NoLoss(Loss):
+    """Not a dataclass."""
+
+    answers = (Target.CLASS,)
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return OurLoss().of(outputs, targets)
+
+
+class NoNetwork(Architecture):
+    """Not a dataclass."""
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return nn.Linear(input_shape[0], outputs)
+
+
+@pytest.mark.parametrize("component", [NoLoss(), NoNetwork()])
+def test_a_component_that_is_no_dataclass_cannot_be_written_down(component: Loss | Architecture) -> None:
+    """A job with it ended in json's words: "Object of type ... is not JSON serializable"."""
+    for asked in (component, [component]):
+        with pytest.raises(ConfigError, match=r"must be a frozen dataclass \(@dataclass\(frozen=True\)\), and is none"):
+            spec_of(asked) if asked is component else spec_of(Holds(parts=asked))
+
+
+@dataclass(frozen=True)
+class Holds:
+    """Something with components in it."""
+
+    parts: Any
