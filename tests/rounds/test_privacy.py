@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hospital's noise in a job: what is counted, what is sent, what a kill leaves, and when nothing more is sent."""
 
-import os
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,27 +135,6 @@ def test_a_kill_within_the_training_costs_nothing(
     fresh, untouched = pieces(averaged(RECORD), sites, tmp_path / "fresh")
     ready(fresh, untouched)
     assert same(sent, exchange(untouched, fresh.rounds.train_messages(1, ["anna"]))["anna"].slots)
-
-
-def test_what_was_counted_is_on_the_disk_before_it_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file and its name: when the power fails, a file system may put back the one of before."""
-    done: list[str] = []
-    replace_file = os.replace
-
-    def synced(descriptor: int) -> None:
-        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-
-    def replaced(old: Path, new: Path) -> None:
-        replace_file(old, new)
-        done.append(new.name)
-
-    ledger = Ledger(tmp_path / "small", "anna")
-    ledger.open()
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", replaced)
-    with ledger.alone():
-        ledger.release([UPDATE.mechanism()], "update")
-    assert done == ["file", FILE, "folder"]
 
 
 def same(one: Slots, other: Slots) -> bool:
