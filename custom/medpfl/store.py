@@ -5,6 +5,7 @@ Every file holds two checksums, of its tensors and of what it says of them. A fi
 is never read: a disk, a copy or a full file system may change it without a word.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -41,7 +42,8 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object], 
     """Write tensors and a JSON-able ``meta``; a reader sees the old file or the new one, never half of it.
 
     Args:
-        synced: whether it outlives a power failure from now on; else it outlives this process only, until ``sync``.
+        synced: whether its content outlives a power failure from now on; else it outlives this process only, until
+            ``sync``. A power failure may set its name back to the file before, until the folder is synced.
 
     Raises:
         MedPFLError: the folder cannot be written.
@@ -68,15 +70,20 @@ def sweep(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file to the disk that was saved without.
+    """Bring to the disk a file that was saved without, or which files a folder has.
 
     Raises:
         MedPFLError: it cannot be written.
     """
     try:
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
     except OSError as error:
+        if error.errno == errno.EINVAL and path.is_dir():  # a file system that does so for files alone
+            return
         raise MedPFLError(f"cannot write {path}: {error}", f"a file could not be written: {_reason(error)}") from error
 
 

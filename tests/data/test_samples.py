@@ -2,6 +2,7 @@
 """Decoded data in memory or in a file: the same rows, within the stated budget, and the same training."""
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,6 +75,19 @@ def test_a_scratch_folder_that_cannot_be_written(tmp_path: Path) -> None:
     store = Store(Budget(StorageRule(memory_gb=1e-9, scratch="nowhere"), tmp_path))
     with pytest.raises(DataError, match=r"scratch folder .*nowhere: No such file.*storage\.scratch"):
         store.append(torch.zeros(5))
+
+
+def test_a_scratch_folder_that_is_full_for_the_last_rows(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it here; few rows are written when all are there."""
+    store = Store(Budget(StorageRule(memory_gb=1e-9, scratch="."), tmp_path))
+    store.append(torch.ones(40, 2))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"do not fit into the scratch folder .*: File too large; name another"):
+            store.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_nothing_is_left_in_the_scratch_folder(tmp_path: Path) -> None:

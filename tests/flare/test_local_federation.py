@@ -2,6 +2,7 @@
 """A federation of this machine: which processes it ends, and where it can run. Jobs on it are in tests/poc."""
 
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,16 @@ def test_a_server_that_is_lost_while_its_job_is_followed_is_one_sentence(
     with pytest.raises(MedPFLError, match=r"small ended with its server, which was killed \(out of memory\?\) or does"):
         federation.follow("1", "small", timeout=10)
     federation.workspace.rmdir()
+
+
+def test_a_job_whose_process_at_the_server_was_killed_says_so(tmp_path: Path) -> None:
+    """FLARE tells of it as information; of errors it logged that an answer was not forwarded, and no more."""
+    federation = Federation(tmp_path, ["hospital-a"])
+    before = "2026-11-27 21:10:48,477 - CoreCell - ERROR - [ME=server O=:pital-a] cannot forward req: no path"
+    said = "2026-11-27 21:10:49,915 - ServerEngine - INFO - Job: 7 child process exit with return code 1"
+    federation._console("server").write_text(f"{before}\n{said}\n")
+    assert federation.decisive_lines()[1:] == ["server: Job: 7 child process exit with return code 1"]
+    shutil.rmtree(federation.workspace)
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -271,6 +271,20 @@ def test_a_hospitals_damaged_state_falls_back_and_says_so(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("damage", [cut, Path.unlink], ids=["truncated", "lost"])
+def test_without_the_mark_of_the_run_the_private_part_goes_on(
+    stopped: Stopped, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """One small file of a hospital's says of which run its others are; these say it, too."""
+    home = copy(stopped.after_three, tmp_path)
+    (mark,) = (home / "anna").rglob("begun-*.safetensors")
+    damage(mark)
+    coordinator = stopped.resume(home, tmp_path)
+    assert told(coordinator, "anna") == ["resumed from the state after round 3"]
+    assert_same(stopped.whole, outcome(tmp_path / "b"))
+
+
+@pytest.mark.slow
 def test_damage_to_a_state_that_is_not_needed_changes_nothing(stopped: Stopped, tmp_path: Path) -> None:
     home = copy(stopped.within_four, tmp_path)
     cut(newest(home / "anna", "private"))  # of round 4, which the server does not know of

@@ -170,10 +170,13 @@ class Store:
                     self._held += size
             self._file.write(rows.contiguous().numpy().data)
         except OSError as error:
-            raise DataError(
-                f"decoded data do not fit into the scratch folder {self._budget.scratch or tempfile.gettempdir()}: "
-                f"{error.strerror}; name another as storage.scratch in the site file"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> DataError:
+        return DataError(
+            f"decoded data do not fit into the scratch folder {self._budget.scratch or tempfile.gettempdir()}: "
+            f"{error.strerror}; name another as storage.scratch in the site file"
+        )
 
     def _spill(self, held: io.BytesIO) -> None:
         file = tempfile.TemporaryFile(prefix="medpfl-", dir=self._budget.scratch)  # noqa: SIM115 (kept open)
@@ -183,7 +186,11 @@ class Store:
         self._file = file
 
     def finish(self) -> Rows:
-        """The rows; a tensor if they are in memory."""
+        """The rows; a tensor if they are in memory.
+
+        Raises:
+            DataError: the scratch file cannot be written.
+        """
         import torch
 
         assert self._like is not None, "nothing was appended"
@@ -191,7 +198,10 @@ class Store:
             if not self._count:
                 return self._like
             return torch.frombuffer(self._file.getbuffer(), dtype=self._like.dtype).view(-1, *self._like.shape[1:])
-        self._file.flush()
+        try:
+            self._file.flush()  # of few rows all are written here
+        except OSError as error:
+            raise self._unwritable(error) from error
         return FileRows(self._file, self._like, self._count)
 
 

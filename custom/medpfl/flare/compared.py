@@ -19,6 +19,7 @@ from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.flare.allow import component_classes
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.poc import Federation
+from medpfl.flare.running import reason_of
 from medpfl.job import write_job
 from medpfl.rounds.messages import digest_of
 
@@ -95,9 +96,14 @@ def _one(
         federation.follow(job_id, f"its job on FLARE ({job_id})", timeout, lambda: tick(_rounds(live)))
         shutil.copytree(federation.download(job_id), part / "results")
         for site in federation.sites:
-            shutil.copytree(federation.models(site, job.name), part / "home" / site / job.name / "models")
+            models = federation.models(site, job.name)
+            if not models.is_dir():
+                return f"{site} has no models of it: it was not there when its job on FLARE ({job_id}) ended"
+            shutil.copytree(models, part / "home" / site / job.name / "models")
     except MedPFLError as error:
         return str(error)
+    except OSError as error:
+        return f"what its job on FLARE left cannot be copied to {part}: {reason_of(error)}"
     finally:
         for name in ("server", *federation.sites):  # the next run's job has the same name
             shutil.rmtree(federation.models(name, job.name).parent, ignore_errors=True)

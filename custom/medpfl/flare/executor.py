@@ -13,6 +13,7 @@ from nvflare.apis.signal import Signal
 
 from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
+from medpfl.deployed.evaluate import write_text
 from medpfl.flare.asking import ask_again
 from medpfl.flare.differences import answer
 from medpfl.flare.home import home_of
@@ -64,7 +65,7 @@ class SiteExecutor(Executor):
                 self._runner = self._started(request.header, fl_ctx)
             reply = self._runner.handle(request)
             if isinstance(request.header, InitRequest):
-                _asked_of(fl_ctx).write_text(Asked(content=request.header).model_dump_json(), encoding="utf-8")
+                write_text(_asked_of(fl_ctx), Asked(content=request.header).model_dump_json())
             return answer(reply, request, self._runner, fl_ctx)
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)

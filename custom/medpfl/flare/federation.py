@@ -32,7 +32,8 @@ COMMAND_TIMEOUT = 30.0  # seconds for the server's answer; FLARE waits 5, too sh
 _DECISIVE = re.compile(
     r" - (?:ERROR|CRITICAL) - (?:\[[^]]*\] - )?(?!Traceback)(?P<logged>.+)"
     r"|^(?P<raised>(?:\w+\.)*\w*(?:Error|Exception): .+)"
-    r"|(?P<lost>Failing job .+ due to reported failure from .+)"  # FLARE logs a killed hospital as information
+    r"|(?P<lost>Failing job .+ due to reported failure from .+)"  # FLARE logs a killed hospital as information,
+    r"|(?P<ended>Job: \S+ child process exit with return code .+)"  # and so the job's own process at the server
 )
 
 

@@ -105,9 +105,14 @@ def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str,
         fresh.rename(target)
     except OSError as error:
         shutil.rmtree(fresh, ignore_errors=True)
-        each = error.args[0] if isinstance(error, shutil.Error) else []  # of each file its places, and why
-        why = each[0][2] if each else error.strerror
+        why = reason_of(error)
         raise MedPFLError(f"{job.name} has ended, and its results cannot be written to {target}: {why}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """Why files could not be copied."""
+    each = error.args[0] if isinstance(error, shutil.Error) else []  # of each file its places, and why
+    return str(each[0][2] if each else error.strerror)
 
 
 def keep_up(federation: LocalFederation, job: Path, console: Console) -> None:

@@ -135,6 +135,7 @@ class Ledger:
 
     def _write(self, kept: _Kept) -> None:
         store.save(self._path, {}, kept.model_dump(mode="json"))
+        store.sync(self.home)  # else a power failure may put the account back as it was before what was sent
 
 
 def _unlocked(path: Path, error: OSError) -> MedPFLError:

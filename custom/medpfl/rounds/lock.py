@@ -28,10 +28,16 @@ class StateLock:
     Args:
         name: of the file.
         taken: what another process is told first that finds it taken.
+        patience: seconds to wait where it is; None: ``PATIENCE``.
     """
 
-    def __init__(self, name: str = "lock", taken: str = "the same run of this job is under way already") -> None:
-        self._name, self._taken = name, taken
+    def __init__(
+        self,
+        name: str = "lock",
+        taken: str = "the same run of this job is under way already",
+        patience: float | None = None,
+    ) -> None:
+        self._name, self._taken, self._patience = name, taken, patience
         self._folder: Path | None = None
         self._file: IO[str] | None = None
 
@@ -43,7 +49,7 @@ class StateLock:
             stopped: ends the waiting.
 
         Raises:
-            StateInUse: it is not free within ``PATIENCE`` seconds; names who has it.
+            StateInUse: it is not free in time; names who has it.
             MedPFLError: the folder cannot be written, its file system has no locks, or its name is not in UTF-8, and
                 what was trained could not be read back from there.
         """
@@ -57,7 +63,7 @@ class StateLock:
             folder.mkdir(parents=True, exist_ok=True)
             file = open(folder / self._name, "a+", encoding="utf-8")  # noqa: SIM115 (it is held until release)
             try:
-                _wait(file, self._taken, stopped)
+                _wait(file, self._taken, stopped, PATIENCE if self._patience is None else self._patience)
                 file.truncate(0)
                 file.write(
                     f"{who} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC)"
@@ -80,8 +86,8 @@ class StateLock:
         self._folder = self._file = None
 
 
-def _wait(file: IO[str], taken: str, stopped: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+def _wait(file: IO[str], taken: str, stopped: Callable[[], bool], patience: float) -> None:
+    deadline = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ from medpfl.rounds.announcing import fine_tuned_name, plan_of
 from medpfl.rounds.hospital.choosing import Holding, local_first
 from medpfl.rounds.hospital.local_rounds import LocalRounds
 from medpfl.rounds.hospital.mixed import load_mixed
-from medpfl.rounds.hospital.models_folder import open_models
+from medpfl.rounds.hospital.models_folder import alone, open_models
 from medpfl.rounds.hospital.page import write_page
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import FinishReply
@@ -26,7 +26,9 @@ def finish(header: FinishRequest, rounds: LocalRounds) -> Message[FinishReply]:
     Args:
         rounds: of the hospital, whose models as they were mixed it kept.
     """
-    return _Finishing(header, rounds).answer()
+    here = rounds.ready
+    with alone(here.home, here.name, here.stopped):
+        return _Finishing(header, rounds).answer()
 
 
 class _Finishing:

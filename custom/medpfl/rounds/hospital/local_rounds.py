@@ -205,7 +205,8 @@ class LocalRounds:
         best = {best.round for best in header.best.values()}
         private = {key: state[key] for key in self.ready.networks.private}
         cut, config = self.ready.cut, self.ready.config
-        save_private(files, current, cut, config, private, self.run.optimizers, self.run.scalers, mixed, best)
+        optimizers, scalers = self.run.optimizers, self.run.scalers
+        save_private(files, current, cut, config, private, optimizers, scalers, mixed, best, header.begun)
         self._saved = current
         if mixed:
             drop_mixed(files, current - 1)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder in which a hospital finds its models of a job: those of one run, never of two beside each other."""
 
+import math
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +13,9 @@ from pathlib import Path
 from medpfl import store
 from medpfl.core.errors import MedPFLError
 from medpfl.deployed.evaluate import write_text
+from medpfl.rounds.lock import StateLock
 
-_NAME, _MARK = "models", ".run"
+_NAME, _MARK, _LOCK = "models", ".run", ".models.lock"
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,27 @@ class Models:
         the best round has no such model of this run, and keeps the earlier run's beside it."""
         if self.earlier and {file.name for file in self.earlier.iterdir()} <= set(os.listdir(self.folder)):
             shutil.rmtree(self.earlier, ignore_errors=True)
+
+
+@contextmanager
+def alone(home: Path, site: str, stopped: Callable[[], bool]) -> Iterator[None]:
+    """While it is entered, no other run of a job of this name (with another seed, say) writes its models here: it would
+    move the folder away in which this one writes on. It waits for its turn, for fine-tuning and tests may take long.
+
+    Args:
+        home: the hospital's folder of the job.
+        stopped: whether this job was aborted; ends the waiting.
+
+    Raises:
+        StateInUse: it was, while another run had its turn.
+        MedPFLError: the folder cannot be written, or its file system has no locks.
+    """
+    lock = StateLock(_LOCK, "another run of a job of this name is at its end here", math.inf)
+    lock.take(home, f"at {site}", stopped)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def open_models(home: Path, run: str, begun: str) -> Models:

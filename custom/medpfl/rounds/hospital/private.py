@@ -17,6 +17,8 @@ from medpfl.rounds.hospital.run_files import RunFiles
 from medpfl.rounds.messages import digest_of, load
 
 PRIVATE = "private"
+BEGUN = "begun"
+"""What tells a run from others with its key: the kind of a file of its own, and what every private part says."""
 _MODEL = "model/"
 MIXED_PART = "mixed/"
 """So the names of entries begin that belong to the models before training."""
@@ -51,6 +53,7 @@ def save_private(
     scalers: Scalers,
     mixed: Mapping[str, Tensor],
     best: Collection[int],
+    begun: str = "",
 ) -> None:
     """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
@@ -62,6 +65,7 @@ def save_private(
         scalers: of float16's gradients, by network.
         mixed: the models before the round's training, where they are kept here.
         best: rounds whose mixed models are kept, which are in the file of the round after.
+        begun: see ``BEGUN``.
     """
     tensors = {f"{_MODEL}{key}": tensor for key, tensor in private.items()}
     for model, optimizer in optimizers.items():
@@ -69,9 +73,8 @@ def save_private(
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
     tensors.update({f"scaler/{name}": told for name, told in kept_of(scalers).items()})
     taken = {f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()}
-    files.save(
-        PRIVATE, round_number, tensors, {"optimizers": list(optimizers), "cut": cut, "config": config}, given=taken
-    )
+    about = {"optimizers": list(optimizers), "cut": cut, "config": config, BEGUN: begun}
+    files.save(PRIVATE, round_number, tensors, about, given=taken)
     files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
 
 

@@ -11,13 +11,11 @@ from medpfl.core.errors import DataError, ProtocolError
 from medpfl.methods.precision import Scalers
 from medpfl.rounds.hospital.mixed import MIXED
 from medpfl.rounds.hospital.networks import Networks
-from medpfl.rounds.hospital.private import PRIVATE, restore_private
+from medpfl.rounds.hospital.private import BEGUN, PRIVATE, restore_private
 from medpfl.rounds.hospital.run_files import RunFiles
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import plain_name
 from medpfl.rounds.protocol.requests import OfRun, StatisticsRequest, TrainRequest
-
-_BEGUN = "begun"
 
 
 class RunState:
@@ -73,10 +71,10 @@ class RunState:
         self._run = header.run
         self.optimizers, self.scalers = {}, {}
         done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
-        if done == 0 or header.fresh or _begun(self.files) != header.begun:
+        if done == 0 or header.fresh or _begun(self.files, done) != header.begun:
             for kind in (PRIVATE, MIXED):
                 self.files.forget(kind)
-            self.files.save(_BEGUN, 0, {}, {_BEGUN: header.begun})
+            self.files.save(BEGUN, 0, {}, {BEGUN: header.begun})
         if done == 0 or header.fresh:
             return []
         kept, damaged = self.files.newest(PRIVATE, done)
@@ -123,8 +121,10 @@ class RunState:
         self._lock.release()
 
 
-def _begun(files: RunFiles) -> object:
+def _begun(files: RunFiles, done: int) -> object:
     """What tells the run whose state lies here from others with its key: "" where nothing is known of it, None where
-    that is damaged."""
-    kept, damaged = files.newest(_BEGUN, 0)
-    return kept.meta[_BEGUN] if kept else None if damaged else ""
+    that is damaged. It has a file of its own from the first task on; without that the private part says it."""
+    kept, damaged = files.newest(BEGUN, 0)
+    unknown = None if damaged else ""
+    kept = kept or files.newest(PRIVATE, done)[0]
+    return kept.meta.get(BEGUN, unknown) if kept else unknown
