@@ -19,7 +19,7 @@ METHODS = {path.stem for path in Path(sources.__file__).parents[1].joinpath("met
     ("component", "own", "helpers"),
     [
         ("medpfl.methods.fedprox", {"fedprox"}, {"medpfl.methods.proximal"}),
-        ("medpfl.methods.fedrod", {"fedrod"}, {"medpfl.methods.features"}),
+        ("medpfl.methods.fedrod", {"divergence", "fedrod"}, {"medpfl.methods.features"}),
         ("medpfl.methods.lg_fedavg", {"lg_fedavg", "fedper"}, {"medpfl.core.groups"}),
         ("medpfl.tasks.tabular", set(), {"medpfl.tasks.labelled", "medpfl.data.table.declare"}),
         ("medpfl.models.resnet", set(), {"medpfl.models.contract"}),

@@ -118,7 +118,7 @@ def test_what_is_no_job_and_no_folder_is_told(tmp_path: Path) -> None:
     settings, task, method = medpfl.Settings(rounds=1), medpfl.Tabular("cells"), medpfl.SoftPull()
     good = {"name": "a", "min_clients": 2, "settings": settings, "components": {}, "method": method, "task": task}
     for wrong, said in (
-        ({"name": "my job"}, "a job's name must be letters, digits, '.', '_' or '-', got 'my job'"),
+        ({"name": "my job"}, "the job's name must be letters, digits, '.', '_' or '-', got 'my job'"),
         ({"method": medpfl.SoftPull}, r"a job's method must be an object, got the class SoftPull: call it, SoftPull"),
         ({"method": "SoftPull"}, "a job's method must be a Method, got 'SoftPull'"),
         ({"task": method}, r"a job's task must be a Task, got SoftPull\("),

@@ -58,7 +58,7 @@ class Job:
     mixers: dict[str, Mixer] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        name_of(self.name, "a job's name")
+        name_of(self.name, "the job's name")
         for what, kind in (("settings", Settings), ("method", Method), ("task", Task)):
             check_kind(getattr(self, what), kind, f"a job's {what}")
         check_kind(self.components, Mapping, "a job's components")

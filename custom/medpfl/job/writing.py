@@ -3,7 +3,6 @@
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from medpfl.core.tied import own_state
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job.codecs import TASKS
 from medpfl.job.contents import Job
-from medpfl.job.declared import FILTERS
+from medpfl.job.declared import FILTERS, name_of
 from medpfl.job.files import Object
 from medpfl.job.names import (
     CLIENT_FILE,
@@ -99,8 +98,7 @@ def new_folder(target: Path, name: str, write: Callable[[Path], object]) -> Path
         ConfigError: the name cannot be a job's, or what was written is no job.
         MedPFLError: the folder exists already or cannot be written.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"the job's name must be letters, digits, '.', '_' or '-', got {name!r}")
+    name_of(name, "the job's name")
     folder, unfinished = target / name, target / f".{name}.{os.getpid()}"
     if folder.exists():
         raise MedPFLError(f"{folder} exists already; remove it or choose another name")

@@ -2,6 +2,7 @@
 """A hospital's networks in a job: those of its method and of the references beside it, and the slots they make up."""
 
 from collections.abc import Mapping, Sequence
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,8 @@ class Networks:
         self._check_served(served)
         self.travelling = [slot for slot, travels in served.items() if travels and slot in self.slots]
         self._own = list(own_state(self.models))
-        self._weights = dict(self.models.named_parameters(remove_duplicate=False))
+        # Held by nobody but the networks: after a failed task these let go of them.
+        self._weights = {key: ref(t) for key, t in self.models.named_parameters(remove_duplicate=False)}
         sent = {key for slot in self.travelling for key in self.slots[slot]}
         kept = set(methods[0].kept(self.models))
         self.private = [key for key in self._own if key not in sent or key in kept]
@@ -99,7 +101,7 @@ class Networks:
         """
         now = dict(self.models.named_parameters(remove_duplicate=False))
         for key in [*self._weights, *now]:
-            if now.get(key) is not self._weights.get(key):
+            if key not in now or key not in self._weights or self._weights[key]() is not now[key]:
                 raise ConfigError(
                     f"{type(method).__name__} puts another tensor or network in the place of '{key}' while it trains, "
                     "which no optimiser or file would know of in the next round: make networks in 'models' alone, and "
