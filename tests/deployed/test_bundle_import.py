@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MONAI bundles as start weights: the imported network computes what the bundle's does; nothing in a bundle runs."""
 
+import inspect
 import json
 import os
 import pickle
@@ -48,16 +49,18 @@ BUNDLES: dict[str, dict[str, Any]] = {  # as MONAI's own bundles write them
 LARGE = ("VNet", "DenseNet121", "SEResNet50", "SwinUNETR", "UNETR")
 
 
+def plain(kind: str) -> dict[str, Any]:
+    """Channels and outputs as MONAI calls them."""
+    return {"in_channels": 1, "num_classes": 3} if kind.startswith("SEResNet") else PLAIN
+
+
 def theirs(name: str, args: dict[str, Any]) -> nn.Module:
     """MONAI's own network, whose norms have seen data."""
     from monai.networks import nets
 
     kind = name.partition(",")[0]
     torch.manual_seed(3)
-    spelt = {**PLAIN, **args}
-    if kind.startswith("SEResNet"):
-        spelt["num_classes"] = spelt.pop("out_channels")
-    network: nn.Module = getattr(nets, kind)(spatial_dims=2, **spelt)
+    network: nn.Module = getattr(nets, kind)(spatial_dims=2, **plain(kind), **args)
     for tensor in network.parameters():
         tensor.data.add_(0.01)
     network.train()(torch.randn(2, 1, 64, 64) if kind != "UNETR" else torch.randn(2, 1, 32, 32))
@@ -67,7 +70,7 @@ def theirs(name: str, args: dict[str, Any]) -> nn.Module:
 def bundle(folder: Path, name: str, args: dict[str, Any], network: nn.Module | None, **more: Any) -> Path:
     (folder / "configs").mkdir(parents=True)
     (folder / "models").mkdir()
-    definition = {"_target_": name, "spatial_dims": 2, **PLAIN, **args}
+    definition = {"_target_": name, "spatial_dims": 2, **plain(name), **args}
     content = {"imports": ["$import glob"], "device": "$torch.device('cpu')", **more, "network_def": definition}
     (folder / "configs" / "inference.json").write_text(json.dumps(content))
     if network is not None:
@@ -91,6 +94,33 @@ def test_the_imported_network_computes_what_the_bundles_does(name: str, tmp_path
     expected = network(inputs)
     expected = expected[0] if isinstance(expected, list | tuple) else expected
     torch.testing.assert_close(ours(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_what_a_bundle_does_not_say_of_its_network_is_as_monai_has_it(tmp_path: Path) -> None:
+    """MONAI's own bundle for BraTS does not say that its network is for volumes."""
+    from monai.networks import nets
+
+    for name, known in TABLE.items():
+        taken = inspect.signature(nets.SENet if name.startswith("SEResNet") else getattr(nets, name)).parameters
+        assert set(known.plain) <= taken.keys()
+        has = {key: taken[key].default for key in known.plain if taken[key].default is not inspect.Parameter.empty}
+        assert known.usual == has, name
+    args = {"init_filters": 8, "blocks_down": [1, 1], "blocks_up": [1], "in_channels": 4, "out_channels": 3}
+    torch.manual_seed(3)
+    network = nets.SegResNet(**args).eval()
+    folder = bundle(tmp_path / "b", "SegResNet", args, network)
+    config = folder / "configs" / "inference.json"
+    content = json.loads(config.read_text())
+    del content["network_def"]["spatial_dims"]
+    config.write_text(json.dumps(content))
+    done = import_bundle(folder, tmp_path / "out.safetensors")
+    assert (done.channels, done.outputs) == (4, 3)
+    architecture: Architecture = build(done.architecture, Architecture, "here")
+    tensors, _ = store.read(tmp_path / "out.safetensors")
+    ours = Started(Start("it"), tensors).put_into(architecture.build((4, 8, 8, 8), 3)).eval()
+    inputs = torch.randn(1, 4, 8, 8, 8)
+    torch.testing.assert_close(ours(inputs), network(inputs), rtol=1e-4, atol=1e-5)
 
 
 def test_every_network_of_the_table_is_tried() -> None:

@@ -16,10 +16,17 @@ from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.site_file import load_site_file
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.start import Start, Started
+from medpfl.models.contract import Architecture
+from medpfl.models.monai_net import MonaiNet
+from medpfl.models.resnet import ResNet
+from medpfl.models.sequence import RNN
+from medpfl.models.tabnet import TabNet
 from medpfl.models.transformers import SwinUNETR
 from medpfl.models.unet import UNet
-from medpfl.rounds.held_alike import read_common
+from medpfl.rounds.held_alike import check_fits, read_common
+from medpfl.tasks.classification import Classification
 from medpfl.tasks.segmentation import Segmentation
+from pictures import TABLE, declare, write_images
 
 
 class Shared(nn.Module):
@@ -103,3 +110,41 @@ def test_heads_of_each_stage_are_compared_as_the_file_has_them(tmp_path: Path) -
     other = replace(task, architecture=SwinUNETR(feature_size=12, num_heads=(3, 6, 6, 12), norm="batch"))
     with pytest.raises(DataError, match=r"SwinUNETR has another 'num_heads' than the job's, \[3, 6, 6, 12\]"):
         read_common(method, other, file, data.input_shape, data)
+
+
+@pytest.mark.parametrize(
+    ("known", "other", "key", "same"),
+    [
+        (ResNet(width=4, pool=False), ResNet(width=4), "pool", ResNet(width=4, pool=False)),
+        (RNN(stride=2), RNN(), "stride", RNN(stride=2)),
+        (TabNet(gamma=1.0), TabNet(), "gamma", TabNet(gamma=1.0)),
+        (
+            MonaiNet("ResNet10", {"conv1_t_stride": 2}),
+            MonaiNet("ResNet10"),
+            "conv1_t_stride",
+            MonaiNet("ResNet10", {"conv1_t_stride": 2, "no_max_pool": False}),
+        ),
+        (
+            MonaiNet("ResNet10"),
+            MonaiNet("ResNet10", {"no_max_pool": True}),
+            "no_max_pool",
+            MonaiNet("ResNet10", {"conv1_t_stride": 1}),
+        ),
+        (MonaiNet("DenseNet121"), None, "", MonaiNet("DenseNet121", {"dropout_prob": 0.2})),
+    ],
+)
+def test_what_else_no_shape_tells_is_compared(
+    known: Architecture, other: Architecture | None, key: str, same: Architecture, tmp_path: Path
+) -> None:
+    """A job with pooling took the weights of a network without for its start, in silence."""
+    write_images(tmp_path)
+    told = {"kind": "checkpoint", "network": spec_of(known)}
+    store.save(tmp_path / "start.safetensors", {"weight": torch.zeros(1)}, told)
+    site = declare(tmp_path, TABLE)
+    change_yaml(site, lambda content: content.update(checkpoints={"known": "start.safetensors"}))
+    file, task = load_site_file(site), Classification("skin", size=(8, 8))
+    data = task.load(file)
+    check_fits("known", file, data, replace(task, architecture=same))
+    if other is not None:
+        with pytest.raises(DataError, match=f"its {type(other).__name__} has another '{key}' than the job's"):
+            check_fits("known", file, data, replace(task, architecture=other))

@@ -71,7 +71,7 @@ def import_bundle(folder: Path, target: Path) -> Imported:
         name, found = known(definition.get("_target_"))
         given = {key: _plain(config.content, key, value) for key, value in definition.items() if key != "_target_"}
         given = {key: value for key, value in given.items() if key not in _TOLD}
-        axes, channels, outputs = (_number(name, given, key) for key in ("spatial_dims", "in_channels", "out_channels"))
+        axes, channels, outputs = (_number(name, {**found.usual, **given}, key) for key in found.plain)
         architecture = construct(found.kind, arguments(name, found, given), name)
     except ConfigError as error:
         raise MedPFLError(f"{config.path}: the network: {error}") from error

@@ -16,7 +16,6 @@ from medpfl.models.unet import AttentionUnet, UNet, UNetPlusPlus
 
 Arguments = Mapping[str, JsonValue]
 _MODULES = ("monai.networks.nets", "")
-_PLAIN = ("spatial_dims", "in_channels", "out_channels")
 _SWITCHES: dict[str, JsonValue] = {"use_checkpoint": None, "save_attn": None}  # memory and speed, not what is computed
 
 
@@ -31,6 +30,8 @@ class Known:
         norm: MONAI's argument that names the normalisation, and what it is where the bundle does not say.
         inside: what of the state's names our module puts before MONAI's.
         given: our arguments beside those.
+        plain: MONAI's arguments for the number of axes, of input channels and of outputs.
+        usual: what these are where the bundle does not say, as far as MONAI has an answer.
     """
 
     kind: type[Architecture]
@@ -39,12 +40,15 @@ class Known:
     norm: tuple[str, str] | None = None
     inside: str = ""
     given: Arguments = field(default_factory=dict)
+    plain: tuple[str, str, str] = ("spatial_dims", "in_channels", "out_channels")
+    usual: Arguments = field(default_factory=dict)
 
 
 def _own(*names: str, **renamed: str) -> dict[str, str]:
     return {**{name: name for name in names}, **renamed}
 
 
+_VOLUMES: Arguments = {"spatial_dims": 3}
 _LEAKY: JsonValue = ["leakyrelu", {"inplace": True, "negative_slope": 0.01}]
 TABLE: dict[str, Known] = {
     "UNet": Known(
@@ -67,12 +71,14 @@ TABLE: dict[str, Known] = {
         _own("init_filters", "blocks_down", "blocks_up", dropout_prob="dropout"),
         {"act": "relu", "upsample_mode": "nontrainable", "use_conv_final": True, "num_groups": 8, "norm_name": ""},
         ("norm", "group"),
+        usual={**_VOLUMES, "in_channels": 1, "out_channels": 2},
     ),
     "UNETR": Known(
         UNETR,
         _own("feature_size", "hidden_size", "mlp_dim", "num_heads", dropout_rate="dropout"),
         {"img_size": None, "conv_block": True, "res_block": True, "qkv_bias": False, "proj_type": "conv", **_SWITCHES},
         ("norm_name", "instance"),
+        usual=_VOLUMES,
     ),
     "SwinUNETR": Known(
         SwinUNETR,
@@ -83,11 +89,13 @@ TABLE: dict[str, Known] = {
             **_SWITCHES,
         },
         ("norm_name", "instance"),
+        usual=_VOLUMES,
     ),
     "VNet": Known(
         VNet,
         {"dropout_prob": "dropout", "dropout_prob_down": "dropout"},
         {"dropout_prob_up": None, "dropout_dim": None, "bias": False, "act": ["elu", {"inplace": True}]},
+        usual={**_VOLUMES, "in_channels": 1, "out_channels": 1},
     ),
     "BasicUNetPlusPlus": Known(
         UNetPlusPlus,
@@ -95,6 +103,7 @@ TABLE: dict[str, Known] = {
         {"deep_supervision": False, "bias": True, "upsample": "deconv"},
         ("norm", "instance"),
         "network.",
+        usual={**_VOLUMES, "in_channels": 1, "out_channels": 2},
     ),
     **{
         name: Known(
@@ -105,7 +114,13 @@ TABLE: dict[str, Known] = {
         for name in ("DenseNet121", "DenseNet169", "DenseNet201", "DenseNet264")
     },
     **{
-        name: Known(MonaiNet, only={"pretrained": False, "progress": None}, given={"network": name})
+        name: Known(
+            MonaiNet,
+            only={"pretrained": False, "progress": None},
+            given={"network": name},
+            plain=("spatial_dims", "in_channels", "num_classes"),
+            usual={"num_classes": 1000},
+        )
         for name in ("SEResNet50", "SEResNet101", "SEResNet152")
     },
 }  # fmt: skip
@@ -149,7 +164,7 @@ def arguments(name: str, found: Known, given: Arguments) -> dict[str, JsonValue]
             wanted = found.only[key]
             if wanted is not None and not _equal(value, wanted):
                 raise ConfigError(f"{name}'s '{key}' must be {wanted!r} here, got {value!r}")
-        elif key not in _PLAIN and key != argument:
+        elif key not in found.plain and key != argument:
             raise ConfigError(f"{name}'s '{key}' has no counterpart here{meant(key, [*found.same, *found.only])}")
     if name == "DynUNet":
         _of_dynunet(given, ours)

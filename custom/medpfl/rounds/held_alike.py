@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medpfl import store
-from medpfl.component import class_name, spec_of
+from medpfl.component import Spec, class_name, spec_of
 from medpfl.core.errors import DataError
 from medpfl.data.meaning import other_inputs
 from medpfl.data.samples import SiteData
@@ -64,8 +64,10 @@ def common_start(how: Start | None, site_files: Mapping[str, SiteFile]) -> Start
     return Started(how, found[first])
 
 
-_UNSEEN = ("norm", "num_heads", "heads")
+_UNSEEN = ("norm", "num_heads", "heads", "pool", "stride", "gamma")
 """Arguments of architectures that no tensor's shape tells: with others the same weights compute something else."""
+_UNSEEN_OPTIONS: Spec = {"conv1_t_stride": 1, "no_max_pool": False}
+"""The same of ``MonaiNet``'s options, with what they are where they are not given."""
 
 
 def check_fits(name: str, site_file: SiteFile, data: SiteData, task: Task) -> None:
@@ -97,13 +99,19 @@ def _differs(theirs: object, ours: object) -> str | None:
     here = spec_of(ours)["args"]  # in the form of a file, in which a tuple is a list
     if theirs.get("path") != class_name(type(ours)) or not isinstance(here, dict):
         return None
-    for key in _UNSEEN:
-        if key in here and theirs["args"].get(key, here[key]) != here[key]:
+    here, there = _with_options(here), _with_options(theirs["args"])
+    for key in (*_UNSEEN, *_UNSEEN_OPTIONS):
+        if key in here and there.get(key, here[key]) != here[key]:
             return (
                 f"{type(ours).__name__} has another '{key}' than the job's, {here[key]!r}, with which "
                 "the same weights would compute something else: name that of the checkpoint"
             )
     return None
+
+
+def _with_options(args: Spec) -> Spec:
+    options = args.get("options")
+    return {**args, **_UNSEEN_OPTIONS, **options} if isinstance(options, dict) else args
 
 
 def read_common(
