@@ -191,6 +191,17 @@ def test_gains_of_any_size_have_an_interval() -> None:
         assert np.array(other) / size == pytest.approx(np.array(found), rel=1e-3)
 
 
+def test_a_few_draws_far_away_do_not_move_the_interval() -> None:
+    """R2 of six patients is -1000 where hardly any of the drawn numbers differ. Three such draws moved all others: in
+    one of twenty simulated comparisons the gain itself lay outside of its interval."""
+    by_patients = np.random.default_rng(0).normal(0.2, 0.01, size=1000)
+    plain, _ = of_mean([np.stack([by_patients, np.zeros(1000)])], [6], 1)
+    by_patients[:3] = -1000
+    found, _ = of_mean([np.stack([by_patients, np.zeros(1000)])], [6], 1)
+    assert plain is not None and found is not None and found[0] < 0.2 < found[1]
+    assert found == pytest.approx(plain, abs=0.02)
+
+
 @pytest.mark.parametrize("patients", [[3, 40, 40], [3, 3, 3], [40, 40, 40]])
 def test_a_mean_is_no_surer_than_its_hospitals(patients: list[int]) -> None:
     """Welch's interval of a mean of unlike variances. All patients were counted together, as if they were one

@@ -61,7 +61,8 @@ def of_mean(draws: Sequence[NDArray[np.float64]], patients: Sequence[int], seeds
     by_patients = parts[:, 0]
     if not np.isfinite(by_patients).any(axis=1).all():
         return None, float(free.sum() + 1)
-    times, middle = np.sqrt((free + 1) / free), np.nanmean(by_patients, axis=1)
+    # Around the median: R2 of a draw in which the numbers hardly differ is so far away that it would move the mean.
+    times, middle = np.sqrt((free + 1) / free), np.nanmedian(by_patients, axis=1)
     spread = np.nanmax(by_patients, axis=1) - np.nanmin(by_patients, axis=1)
     alike = (abs(middle) > TOLERANCE) & (spread <= TOLERANCE * abs(middle))
     if (alike & (free + 1 < LEAST_PATIENTS)).any():
