@@ -24,6 +24,7 @@ from medpfl.tasks.metrics.certainty import interval_of
 from medpfl.tasks.metrics.labels import Sensitivity
 from medpfl.tasks.metrics.masks import Dice
 from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.numbers import R2
 from medpfl.tasks.metrics.sheet import Sheet, sheet_of_cases
 from small_jobs import write_table_sites
 
@@ -139,7 +140,7 @@ def test_a_hospital_without_an_interval_leaves_the_mean_none() -> None:
     """Two hospitals with one test patient each had a mean gain with the interval of the seeds alone: [0.1, 0.1]."""
     for patients in (1, 2):
         sheets: dict[str, dict[tuple[int | None, int], Sheets]] = {
-            name: {(None, 0): {site: {"test": sheet([value] * patients)} for site in ("anna", "berta")}}
+            name: {(None, 0): {site: {"test": sheet([value, 2 * value][:patients])} for site in ("anna", "berta")}}
             for name, value in (("Local", 0.0), ("Good", 0.1))
         }
         rows = Rows(sheets, ["anna", "berta"], Measure(), "Local", None, lambda pairs: np.ones((len(pairs), 2), bool))
@@ -148,6 +149,57 @@ def test_a_hospital_without_an_interval_leaves_the_mean_none() -> None:
             list(sheets["Good"].values()), [(None, 0)], mean, dict.fromkeys(("anna", "berta"), mean)
         )
         assert [(found.interval is None) for found in (gain, *by_site.values())] == [patients == 1] * 3
+
+
+@pytest.mark.parametrize("patients", [2, 5, 6])
+def test_a_few_patients_who_gain_exactly_alike_leave_no_interval(patients: int) -> None:
+    """Two patients of whom a model had both wrong and Local both right were "surely below Local": [-1.0, -1.0]."""
+    draws = {
+        name: np.stack([
+            resampled([sheet([right] * patients)], "anna")[0], np.zeros(1000)
+        ]) for name, right in (("alike", -1.0), ("equal", 0.0))
+    }  # fmt: skip
+    others = resampled([sheet(np.random.default_rng(0).normal(size=40).tolist())], "berta")
+    for found in (of_mean([draws["alike"]], [patients], 1), of_mean([draws["alike"], others], [patients, 40], 1)):
+        assert (found[0] is None) == (patients < 6)
+    assert of_mean([draws["equal"]], [patients], 1)[0] == (0.0, 0.0)  # of two models that say the same
+
+
+def test_two_patients_have_no_interval_of_r2() -> None:
+    """One alone has no R2, and so every draw with a value was of both: the interval had no width."""
+    truth = torch.tensor([1.0, 3.0])
+    samples = Samples(truth[:, None], truth, np.arange(2), ["0", "1"])
+    one, other = (Sheet(R2(), torch.tensor(said), samples, np.arange(2)) for said in ([1.2, 2.0], [2.0, 2.1]))
+    for site in (
+        "anna",
+        "berta",
+        "clara",
+        "dora",
+        "emil",
+        "fritz",
+    ):  # in some, fewer than half of the draws are of both
+        assert of_mean([resampled([one], site) - resampled([other], site)], [2], 1)[0] is None
+
+
+def test_gains_of_any_size_have_an_interval() -> None:
+    """R2 of a model that diverged is -1e80, say; the square of its variance is beyond all numbers."""
+    draws = np.stack([np.random.default_rng(0).normal(size=1000), np.zeros(1000)])
+    found, count = of_mean([draws, 2 * draws], [9, 5], 1)
+    for size in (1e90, 1e-5):
+        other, same = of_mean([draws * size, 2 * draws * size], [9, 5], 1)
+        assert found and other and same == pytest.approx(count)
+        assert np.array(other) / size == pytest.approx(np.array(found), rel=1e-3)
+
+
+def test_a_few_draws_far_away_do_not_move_the_interval() -> None:
+    """R2 of six patients is -1000 where hardly any of the drawn numbers differ. Three such draws moved all others: in
+    one of twenty simulated comparisons the gain itself lay outside of its interval."""
+    by_patients = np.random.default_rng(0).normal(0.2, 0.01, size=1000)
+    plain, _ = of_mean([np.stack([by_patients, np.zeros(1000)])], [6], 1)
+    by_patients[:3] = -1000
+    found, _ = of_mean([np.stack([by_patients, np.zeros(1000)])], [6], 1)
+    assert plain is not None and found is not None and found[0] < 0.2 < found[1]
+    assert found == pytest.approx(plain, abs=0.02)
 
 
 @pytest.mark.parametrize("patients", [[3, 40, 40], [3, 3, 3], [40, 40, 40]])

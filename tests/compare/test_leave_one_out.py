@@ -5,6 +5,8 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean, ServerAdam, SoftPull
 from medpfl.data.site_file import CHECKPOINT, load_site_file
 from medpfl.deployed.model_file import load_deployed
+from medpfl.deployed.predict import evaluate_on
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.methods.fedsm import FedSM
@@ -80,6 +83,18 @@ def test_the_command(tmp_path: Path) -> None:
     unseen = alone.task.load(load_site_file(files["berta"], "berta"))
     reached = served(tmp_path / "results", tmp_path / "home", there, unseen, choice="last")
     assert {model: json_of(row) for model, row in reached.items()} == run["rows"]
+    broken = iter([True])  # the first hospital's model of the first name
+
+    def breaks(*given: Any) -> Any:
+        return SimpleNamespace(metrics={"accuracy": np.nan}) if next(broken, False) else evaluate_on(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medpfl.compare.unseen.evaluate_on", breaks)
+        without = served(tmp_path / "results", tmp_path / "home", there, unseen, choice="last")
+    # The mean was that of the other models: a model that broke made its method better.
+    first, *others = without
+    assert without[first].score is None and without[first].best is not None
+    assert [without[one] for one in others] == [reached[one] for one in others]
     for site in there:
         model = load_deployed(tmp_path / "home" / site / "small" / "models" / "local-last.safetensors")
         found = evaluate_at(model, load_site_file(files["berta"], "berta"), "test")

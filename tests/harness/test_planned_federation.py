@@ -23,6 +23,7 @@ from medpfl.models.dynunet import DynUNet
 from medpfl.rounds.leaves import leaves_of
 from medpfl.rounds.planning import as_planned
 from medpfl.rounds.rehearsal import rehearse
+from medpfl.rounds.server.run import ServerRun
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.classification import Classification
 from medpfl.tasks.planning import plan
@@ -93,6 +94,23 @@ def test_a_resumed_run_has_the_plan_it_began_with(make_job: Make, sites: dict[st
     kept.write_text("{}")
     with pytest.raises(MedPFLError, match="is no plan of a network: remove it"):
         simulate(job_of(make_job), sites, tmp_path / "c", tmp_path / "home")
+
+
+def test_a_run_that_is_killed_as_it_ends_leaves_no_plan(
+    make_job: Make, sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was finished, and the next run took the plan as "of the unfinished run", whatever the volumes were then."""
+    save = ServerRun.save
+
+    def killed(self: ServerRun, finished: bool = False) -> None:
+        save(self, finished)
+        if finished:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServerRun, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(job_of(make_job, 1), sites, tmp_path / "a", tmp_path / "home")
+    assert not list((tmp_path / "home").rglob("plans/*.json"))
 
 
 def _known(sites: dict[str, Path]) -> list[Fingerprint]:

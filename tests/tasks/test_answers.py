@@ -148,6 +148,15 @@ def test_the_threshold_of_labels_comes_from_validation() -> None:
     assert threshold_for(task.tested, SAID * NAN, some) == 0.5
 
 
+def test_of_cases_without_any_label_no_model_has_a_macro_f1() -> None:
+    """A model that rightly said nothing had none, and so no mean in a comparison, and one that said something 0; and
+    validation chose a threshold at which something is said."""
+    task, none = MultiLabel(dataset="d"), samples(torch.zeros(4, 3))
+    for said in (SAID, 0.1 * SAID):
+        assert math.isnan(task.evaluate(said, none).metrics["macro_f1"])
+    assert threshold_for(task.tested, torch.full((4, 3), 0.42), none) == 0.5
+
+
 TIMES = torch.tensor([[1.0, 1], [2, 0], [3, 1], [4, 1], [5, 0], [6, 0]])
 HAZARD = torch.tensor([1.2, 0.3, -0.4, 0.8, -1.0, 0.1])
 

@@ -12,6 +12,7 @@ from medpfl.compare.results import Needed
 from medpfl.core.seeding import derive_seed
 from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, Interval, draw, error_of, interval_wider
 from medpfl.tasks.metrics.digits import rounded
+from medpfl.tasks.metrics.measure import TOLERANCE
 from medpfl.tasks.metrics.sheet import Sheet
 
 MANY = 1000
@@ -47,6 +48,9 @@ def of_mean(draws: Sequence[NDArray[np.float64]], patients: Sequence[int], seeds
     put together, and the degrees of freedom are those of a sum of unlike variances (Satterthwaite, "An Approximate
     Distribution of Estimates of Variance Components", Biometrics Bulletin 2(6), 1946).
 
+    There is none where the few patients of a hospital gain exactly alike, in whose draws nothing varies: nobody knows
+    how unlike others would be. So do two patients always in a metric that a single one does not have, as R2 and AUC.
+
     Args:
         patients: of each hospital, at least 2.
         seeds: how many there are.
@@ -57,14 +61,20 @@ def of_mean(draws: Sequence[NDArray[np.float64]], patients: Sequence[int], seeds
     by_patients = parts[:, 0]
     if not np.isfinite(by_patients).any(axis=1).all():
         return None, float(free.sum() + 1)
-    times, middle = np.sqrt((free + 1) / free), np.nanmean(by_patients, axis=1)
+    # Around the median: R2 of a draw in which the numbers hardly differ is so far away that it would move the mean.
+    times, middle = np.sqrt((free + 1) / free), np.nanmedian(by_patients, axis=1)
+    spread = np.nanmax(by_patients, axis=1) - np.nanmin(by_patients, axis=1)
+    alike = (abs(middle) > TOLERANCE) & (spread <= TOLERANCE * abs(middle))
+    if (alike & (free + 1 < LEAST_PATIENTS)).any():
+        return None, float(free.sum() + 1)
     by_seeds = math.sqrt(seeds / max(1, seeds - 1)) * parts[:, 1].mean(axis=0)
     wide = (middle[:, None] + times[:, None] * (by_patients - middle[:, None])).mean(axis=0) + by_seeds
     known = wide[np.isfinite(wide)]
     each = np.nanvar(by_patients, axis=1) * (times / len(times)) ** 2
     variances = np.append(each, by_seeds[np.isfinite(by_seeds)].var() if len(known) else 0.0)
-    doubt = (variances**2 / np.append(free, max(1, seeds - 1))).sum()
-    freedom = float(variances.sum() ** 2 / doubt) if doubt else float(free.sum())
+    shares = variances / (variances.max() or 1.0)  # the square of a variance can be beyond all numbers
+    doubt = (shares**2 / np.append(free, max(1, seeds - 1))).sum()
+    freedom = float(shares.sum() ** 2 / doubt) if doubt else float(free.sum())
     found = interval_wider(wide, 1.0, freedom)
     if found is not None and freedom < LEAST_PATIENTS - 1:  # the quantile lies beyond all draws of so few
         at, reach = float(known.mean()), float(stdtrit(freedom, 1 - LEVEL / 2) * known.std())

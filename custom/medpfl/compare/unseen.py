@@ -70,7 +70,7 @@ def served(
         known = [value for value in each.values() if value is not None]
         found[model] = Served(
             models=each,
-            score=float(np.mean(known)) if known else None,
+            score=float(np.mean(known)) if known and len(known) == len(each) else None,  # a model that broke counts
             best=summary.measure(score).best(known) if known else None,
         )
     if makes_joint(summary):

@@ -66,5 +66,5 @@ class ServerEnd:
         said = self.about.model_copy(update=more)
         readable = {} if run.copies.sealed else run.copies.compact()
         run.record.finish(said, run.best, write_slots(run.results, run.job.name, readable))
+        self._planning.forget()  # before: of a run that is finished nobody would forget it any more
         run.save(finished=True)
-        self._planning.forget()

@@ -64,8 +64,8 @@ class _AtThreshold(ThresholdMetric):
 
 
 class MacroF1(_AtThreshold):
-    """The mean of F1 = 2 TP / (2 TP + FP + FN) over the labels that some case has or is said to have. NaN where there
-    is none."""
+    """The mean of F1 = 2 TP / (2 TP + FP + FN) over the labels that some case has or is said to have. NaN where no
+    case has any: what is said there could only be wrong, and who rightly says nothing would alone have no value."""
 
     name = "macro_f1"
 
@@ -94,7 +94,7 @@ def _macro_f1(said: NDArray[np.bool_], truth: Values) -> float:
     there, known = truth == 1, ~np.isnan(truth)
     twice: Any = 2 * (said & there).sum(axis=0)
     whole = twice + (said & ~there & known).sum(axis=0) + (~said & there).sum(axis=0)
-    return float((twice[whole > 0] / whole[whole > 0]).mean()) if (whole > 0).any() else math.nan
+    return float((twice[whole > 0] / whole[whole > 0]).mean()) if there.any() else math.nan
 
 
 SEVERAL_METRICS: tuple[Metric, ...] = (MacroAUC(), MacroF1(), ExactMatch())
