@@ -23,6 +23,10 @@ _DEEPEST = 50
 """Points in a class's name: Python imports a package inside a package inside ... by calling itself."""
 PACKAGES = "MEDPFL_PACKAGES"
 """Environment variable: other packages, separated by commas, whose classes jobs and model files may name here."""
+_UNIMPORTABLE = (ImportError, SyntaxError, AttributeError, ValueError, TypeError)
+"""What Python raises where a module or a class cannot be had; the last two of names such as "a..B" and "..a.B"."""
+_failed: dict[str, str] = {}
+"""Why the modules that ``import_named`` was to import could not be."""
 
 
 def spec_of(component: object) -> Spec:
@@ -84,6 +88,8 @@ def find_class(path: Any, where: str) -> type:
         raise ConfigError(f"{where}: 'path' must be a full class name, got {shown(path)}")
     module, _, name = path.rpartition(".")
     if not _may_import(module):
+        if module not in sys.modules and module in _failed:
+            raise ConfigError(f"{where}: there is no class '{path}': {_failed[module]}")
         if module not in sys.modules:
             package = module.partition(".")[0]
             raise ConfigError(
@@ -96,7 +102,7 @@ def find_class(path: Any, where: str) -> type:
     else:
         try:
             found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: "a..B", "..a.B"
+        except _UNIMPORTABLE as error:
             told = _moved(module, name) or f"{error}{_near(module, name)}"
             raise ConfigError(f"{where}: there is no class '{path}': {told}") from error
     if not isinstance(found, type):
@@ -119,10 +125,11 @@ def import_named(config: Any) -> None:
     What cannot be imported is left to ``find_class`` to name.
     """
     for path in class_paths(config):
+        module = path.rpartition(".")[0]
         try:
-            importlib.import_module(path.rpartition(".")[0])
-        except (ImportError, ValueError, TypeError):
-            continue
+            importlib.import_module(module)
+        except _UNIMPORTABLE as error:
+            _failed[module] = str(error)
 
 
 def _moved(module: str, name: str) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 from commands import refusal
 from medpfl.check import terminal_check
 from medpfl.core.errors import MedPFLError
+from medpfl.core.temporary import temporary_place
 from medpfl.deployed.evaluate import write_cases, write_text
 from medpfl.job import write_job
 from medpfl.results.report import write_page
@@ -105,3 +106,18 @@ def test_a_checkpoint_before_it_is_trained(
     job = write_job(small_job(1), taken.parent / "job")
     said = refusal(capfd, "pretrain", job, "--sites", taken.parent / "sites", "-o", taken / "blood.safetensors")
     assert f"cannot write the results folder {taken}: File exists" in said
+
+
+def test_no_temporary_folder(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As in a container whose disk is read-only, or where it is full: these ended with a traceback."""
+    sites = write_table_sites(tmp_path / "sites")
+    job = write_job(small_job(1), tmp_path / "job")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", None)
+        patch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc/nowhere"])
+        for verb in ("simulate", "leave-one-out", "check-job"):
+            said = refusal(capfd, verb, job, "--sites", sites["anna"].parent)
+            assert "no folder for temporary files can be written: No usable temporary directory" in said
+            assert "TMPDIR=FOLDER" in said
+        with pytest.raises(MedPFLError, match="no folder for temporary files can be written"):
+            temporary_place()

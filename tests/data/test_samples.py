@@ -77,6 +77,15 @@ def test_a_scratch_folder_that_cannot_be_written(tmp_path: Path) -> None:
         store.append(torch.zeros(5))
 
 
+def test_no_scratch_folder_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose disk is read-only: the sentence itself asked for the folder, and was a traceback."""
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc/nowhere"])
+    store = Store(Budget(StorageRule(memory_gb=1e-9), Path()))
+    with pytest.raises(DataError, match=r"scratch folder of the system: No usable temporary.*storage\.scratch"):
+        store.append(torch.zeros(5))
+
+
 def test_a_scratch_folder_that_is_full_for_the_last_rows(tmp_path: Path) -> None:
     """A limit on the size of files stands for it here; few rows are written when all are there."""
     store = Store(Budget(StorageRule(memory_gb=1e-9, scratch="."), tmp_path))

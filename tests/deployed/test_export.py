@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,30 @@ class Named(softpull.SoftPull):
     def models(self, build: Build) -> dict[str, nn.Module]:
         found = super().models(build)
         return {name: nn.Sequential(OrderedDict({"\u5934": network})) for name, network in found.items()}
+
+
+class Recurrent(nn.Module):
+    """An LSTM over a row's values, whose first state is of ``count`` of its inputs."""
+
+    def __init__(self, count: Callable[[Tensor], int]):
+        super().__init__()
+        self.recurrent, self.last, self._count = nn.LSTM(1, 4), nn.Linear(4, 1), count
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first = torch.zeros(1, self._count(inputs), 4)
+        found: Tensor = self.last(self.recurrent(inputs.t()[..., None], (first, first))[0][-1])
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequential(softpull.SoftPull):
+    """Has a recurrent network; ``by``: where it takes the number of its inputs from."""
+
+    by: str = "len"
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        count = (lambda inputs: inputs.shape[0]) if self.by == "shape" else len
+        return {name: Recurrent(count) for name in super().models(build)}
 
 
 def trained(folder: Path, method: Method, mixers: dict[str, Mixer], hidden: tuple[int, ...] = (4,)) -> Path:
@@ -281,15 +306,21 @@ def test_what_was_traced_does_not_decide_what_is_found(models: dict[str, Path], 
     [
         (Counter(), "exported so: model 'personal' of Counter: with 1 inputs the exported network ends with an error"),
         (Named(), "exported to TorchScript: model 'personal' of Named: "),
+        (Sequential(), "exported to TorchScript: .* its recurrent layers are written down for 2 inputs alone"),
     ],
-    ids=["Counter", "Named"],
+    ids=["Counter", "Named", "Sequential"],
 )
 def test_what_torchscript_cannot_hold_is_told(tmp_path: Path, method: Method, words: str) -> None:
-    """A transformer's class token, say, of as many rows as ``len`` says."""
+    """A transformer's class token, say, of as many rows as ``len`` says. A recurrent layer's first state of so many
+    ended the process, for torch read beyond it."""
     model = trained(tmp_path, method, SOFT)
     with pytest.raises(MedPFLError, match=f"this model cannot be {words}"):
         export(model, tmp_path / "out", "torchscript")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_recurrent_network_that_goes_by_the_shape_is_exported(tmp_path: Path) -> None:
+    export(trained(tmp_path, Sequential(by="shape"), SOFT), tmp_path / "out", "torchscript")
 
 
 @pytest.mark.slow

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from medpfl.component import class_name
+from medpfl.core.errors import MedPFLError
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.simulate import simulate
@@ -24,6 +26,21 @@ class Mine(FedAvg):
     def local_round(self, site):
         for _ in range(TIMES):
             site.fit("fedavg")
+"""
+
+
+READER = """
+from dataclasses import replace
+from medpfl.data.table.declare import Table
+from .steps import TIMES
+
+class Mine(Table):
+    kind: str = "minepackage.reader.Mine"
+
+    def load(self, spec):
+        data = super().load(spec)
+        splits = {name: replace(each, inputs=each.inputs * TIMES) for name, each in data.splits.items()}
+        return replace(data, splits=splits)
 """
 
 
@@ -116,6 +133,29 @@ def test_an_interrupted_run_begins_anew_with_other_code(
     changed, told = play("changed")
     assert "is kept and not resumed" in told
     assert_same(outcome(changed), outcome(play("anew")[0]))
+
+
+def test_a_run_does_not_go_on_with_other_code_that_reads_its_data(
+    package: Path, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """It went on in silence, with inputs that meant something else."""
+    (package / "reader.py").write_text(READER)
+    for file in table_sites.values():
+        content = yaml.safe_load(file.read_text())
+        content["datasets"]["blood"]["kind"] = "minepackage.reader.Mine"
+        file.write_text(yaml.safe_dump(content))
+
+    def play(stop_after: int | None = None) -> str:
+        imported()
+        done = simulate(small_job(), table_sites, tmp_path / "results", tmp_path / "home", stop_after=stop_after)
+        return str(done.record.events)
+
+    play(2)
+    (package / "steps.py").write_text("TIMES = 20\n")
+    with pytest.raises(MedPFLError, match="a class of another package that it names has other code"):
+        play()
+    (package / "steps.py").write_text("TIMES = 1\n")
+    assert "resumed after round 2" in play()
 
 
 def test_a_hospital_with_other_code_is_told(table_sites: dict[str, Path], tmp_path: Path) -> None:

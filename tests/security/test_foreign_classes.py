@@ -15,7 +15,7 @@ from nvflare.fuel.common.excepts import ComponentNotAuthorized
 
 import medpfl
 from flare_builder import FILES, HOSPITAL, SERVER, configured, context
-from medpfl.component import build
+from medpfl.component import build, import_named
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.kinds import read_preparation
 from medpfl.data.preparation import Spec
@@ -189,3 +189,25 @@ def test_a_package_that_the_user_names_is_imported(trap: Path, monkeypatch: pyte
     monkeypatch.setenv("MEDPFL_PACKAGES", "another, trapdoor")
     assert type(build({"path": "trapdoor.Trap"}, Method, "method")).__name__ == "Trap"
     assert trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import no_such_library_anywhere\n", "No module named 'no_such_library_anywhere'"),
+        ("class Trap(:\n", r"invalid syntax \(trapdoor\.py, line 1\)"),
+    ],
+)
+def test_a_package_of_the_users_own_that_cannot_be_imported_says_why(
+    code: str, said: str, trap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site file's or a comparison's said that MEDPFL_PACKAGES did not name it, so that nothing of it was imported,
+    and a slip of the pen in it was a traceback."""
+    (trap.parent / "trapdoor.py").write_text(code)
+    import_named({"path": "trapdoor.Trap"})
+    with pytest.raises(ConfigError, match=f"there is no class 'trapdoor.Trap': {said}"):
+        build({"path": "trapdoor.Trap"}, Method, "method")
+    monkeypatch.setattr("medpfl.component._failed", {})
+    monkeypatch.setenv("MEDPFL_PACKAGES", "trapdoor")
+    with pytest.raises(ConfigError, match=f"there is no class 'trapdoor.Trap': {said}"):
+        build({"path": "trapdoor.Trap"}, Method, "method")

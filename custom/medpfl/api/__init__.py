@@ -4,7 +4,6 @@
 import copy
 import dataclasses
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from medpfl.compare.collect import RESULTS, read_results
 from medpfl.compare.file import comparison_of, load_comparison
 from medpfl.component import class_name, class_paths, spec_of
 from medpfl.core.errors import ConfigError, MedPFLError, shown
+from medpfl.core.temporary import temporary_folder
 from medpfl.data.site_file import site_files_in
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import EvaluationJob, Job
@@ -109,10 +109,10 @@ def simulate(
     loaded = job if isinstance(job, Job | EvaluationJob) else load_job(job)
     folder = Path("results") / f"{loaded.name}-simulated" if results is None else Path(results)
     folder = folder.absolute()  # the result is read later, when the session may be in another folder
-    with _torch_as_it_was(), tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
+    with _torch_as_it_was(), temporary_folder() as scratch:
         files = _files(sites)
         if files is None:
-            files = job_sites(None, loaded.name, Path(scratch))
+            files = job_sites(None, loaded.name, scratch)
         if isinstance(loaded, EvaluationJob):
             simulate_evaluation(loaded, files, folder, folder / "home")
         else:

@@ -3,7 +3,6 @@
 
 import json
 import shlex
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from rich.table import Column, Table
 
 from medpfl.cli.terminal import JobArgument, ModelArgument, console, say
 from medpfl.core.errors import MedPFLError
+from medpfl.core.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from medpfl.job import Job
@@ -158,8 +158,8 @@ def simulate(
 
     loaded = load_job(find_job(job))
     results = results or Path("results") / f"{loaded.name}-simulated"
-    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-        files = job_sites(sites, loaded.name, Path(scratch))
+    with temporary_folder() as scratch:
+        files = job_sites(sites, loaded.name, scratch)
         if isinstance(loaded, EvaluationJob):
             simulate_evaluation(loaded, files, results, results / "home")
         else:

@@ -2,7 +2,6 @@
 """The verb ``medpfl leave-one-out``."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from medpfl.cli.terminal import JobArgument, console, say
 from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.temporary import temporary_folder
 
 
 def leave_one_out(
@@ -42,8 +42,8 @@ def leave_one_out(
     if not isinstance(loaded, Job):
         raise ConfigError(f"job '{loaded.name}' only evaluates a given model; there is nothing to train without a site")
     results = output or Path("results") / f"{loaded.name}-left-out"
-    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-        files = job_sites(sites, loaded.name, Path(scratch))
+    with temporary_folder() as scratch:
+        files = job_sites(sites, loaded.name, scratch)
         with console.status("reading the data"):
             folds = make_folds(loaded, files, seeds)
         rounds, total = loaded.settings.rounds, len(folds.runs)

@@ -9,7 +9,6 @@ open no port for that; the one of its pages, which are left out, is bound to thi
 
 import contextlib
 import logging
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from medpfl.compare.processes import beginning, run_in_process
 from medpfl.core.errors import MedPFLError
 from medpfl.core.extras import require
+from medpfl.core.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -68,7 +68,7 @@ def cluster_of(jobs: int, scheduler: str | None) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         if scheduler is None:
             stack.enter_context(dask.config.set(_OURS))
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="medpfl-dask-"))
+            scratch = str(stack.enter_context(temporary_folder("medpfl-dask-")))
             local = LocalCluster(  # type: ignore[no-untyped-call]
                 n_workers=1, threads_per_worker=jobs, processes=False, protocol="inproc", dashboard_address=_HERE,
                 worker_dashboard_address=_HERE, memory_limit=0, local_directory=scratch, silence_logs=logging.ERROR,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A comparison from its file to its tables and report, for the command and for the Python API."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from medpfl.compare.report import write_report
 from medpfl.compare.results import Results
 from medpfl.core.errors import ConfigError
 from medpfl.core.extras import require
+from medpfl.core.temporary import temporary_folder
 from medpfl.deployed.evaluate import write_text
 
 Do = Callable[[Plan, str], dict[str, str]]
@@ -81,8 +81,8 @@ def hospitals_of(file: Comparison, site_files: Mapping[str, Path] | None) -> Ite
         raise ConfigError(f"comparison '{file.name}' names no 'demo' in its file: give the hospitals' site files")
     from medpfl.demo.known import DEMOS
 
-    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-        sites = Path(scratch) / "sites"
+    with temporary_folder() as scratch:
+        sites = scratch / "sites"
         DEMOS[file.demo](sites)
         for path in sites.glob("*.yaml"):  # public data, in a folder that goes with this command
             path.write_text(f"{path.read_text()}\nstorage: {{cache: ../prepared, cache_gb: 2}}\n")

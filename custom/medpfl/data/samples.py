@@ -173,8 +173,9 @@ class Store:
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> DataError:
+        where = self._budget.scratch or tempfile.tempdir or "of the system"  # of which there may be none
         return DataError(
-            f"decoded data do not fit into the scratch folder {self._budget.scratch or tempfile.gettempdir()}: "
+            f"decoded data do not fit into the scratch folder {where}: "
             f"{error.strerror}; name another as storage.scratch in the site file"
         )
 

@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -111,12 +112,37 @@ def write_torchscript(
         extra = {METADATA: json.dumps(metadata(deployed)), **(more or {})}
         try:
             traced = torch.jit.trace(module, inputs, check_trace=False)  # type: ignore[no-untyped-call]
+            _check_recurrent(deployed, module, inputs, traced)
             save_script(traced, path, extra)
             again = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
         except RuntimeError as error:  # torch's, of names with other letters than ASCII's, say
             why = str(error).strip().splitlines()[0]
             raise MedPFLError(f"this model cannot be exported to TorchScript: {which(deployed)}: {why}") from error
     check_same(deployed, again, flips)
+
+
+def _check_recurrent(deployed: Deployed, module: nn.Module, inputs: Tensor, traced: torch.jit.ScriptModule) -> None:
+    """Torch's recurrent layers, once traced, do not look whether their first state is of as many inputs as are given:
+    of another number they read beyond it and end the process. So they are not run where a number of inputs is written
+    down, as from ``len``; in another trace it is another constant.
+
+    Raises:
+        MedPFLError: it is.
+    """
+    if not any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+        return
+    more = torch.cat([inputs, inputs[:1]])
+    again = torch.jit.trace(module, more, check_trace=False)  # type: ignore[no-untyped-call]
+    if _constants(traced) != _constants(again):
+        raise MedPFLError(
+            f"this model cannot be exported to TorchScript: {which(deployed)}: its recurrent layers are written down "
+            f"for {len(inputs)} inputs alone; a network that uses the number of its inputs must take it from their "
+            "'shape' (not from 'len')"
+        )
+
+
+def _constants(traced: torch.jit.ScriptModule) -> list[str]:
+    return re.findall(r"prim::Constant\[value=([^\]]*)\]", str(traced.inlined_graph))
 
 
 def save_script(module: torch.jit.ScriptModule, path: Path, more: Mapping[str, str]) -> None:

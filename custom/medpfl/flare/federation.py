@@ -22,6 +22,7 @@ from nvflare.fuel.flare_api.api_spec import InternalError, JobNotFound, NoConnec
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medpfl.core.errors import MedPFLError
+from medpfl.core.temporary import temporary_place
 from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
 from medpfl.flare.kits import awkward
 
@@ -55,7 +56,7 @@ class LocalFederation(ABC):
     ):
         self.sites, self.classes = sites, list(classes)
         self.port = usable_port(port)
-        if why := awkward(workspace or Path(tempfile.gettempdir())):
+        if why := awkward(workspace or temporary_place()):
             raise MedPFLError(f"{why}; name another {'workspace' if workspace else 'folder in TMPDIR'}")
         self._keeps = workspace is not None
         self.workspace = _empty_folder(workspace) if workspace else Path(tempfile.mkdtemp(prefix="medpfl-poc-"))

@@ -56,7 +56,10 @@ def pack(
         raise MedPFLError(f"cannot write {folder}: {error.strerror}") from error
     if left:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        noticed(f"only .py files of other packages go into a job; left out: {', '.join(left[:3])}{more}")
+        noticed(
+            "only .py files of other packages go into a job, and none of folders that are links; left out: "
+            f"{', '.join(left[:3])}{more}"
+        )
     return folder
 
 
@@ -80,9 +83,12 @@ def _copy_code(name: str, custom: Path) -> list[str]:
     for folder in map(Path, module.__path__):  # several, or one without __init__.py, if it is a namespace
         for file in sorted(folder.rglob("*")):
             inside = file.relative_to(folder)
-            if file.is_dir() or any(part == "__pycache__" or part.startswith(".") for part in inside.parts):
+            linked = file.is_dir() and file.is_symlink()  # it may lead to patients' data, and is not gone into
+            if any(part == "__pycache__" or part.startswith(".") for part in inside.parts):
                 continue
-            if file.suffix != ".py":
+            if file.is_dir() and not linked:
+                continue
+            if linked or file.suffix != ".py":
                 left.append(inside.as_posix())
                 continue
             (custom / name / inside).parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ installed class of ours, so there the job brings the code, as ``medpfl pack`` do
 """
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.mixers import Mixer
+from medpfl.core.temporary import temporary_folder
 from medpfl.flare.pack import pack
 from medpfl.flare.receivers import tracker_for
 from medpfl.job import Job, write_job
@@ -58,10 +58,10 @@ class _Config(FedJobConfig):
         target = Path(job_root) / self.job.name
         if target.exists() and not self._is_valid_job_folder(str(target), self.job.name):
             raise ConfigError(f"{target} is there already and is no job of this name; export into another folder")
-        with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
-            made = write_job(self.job, Path(scratch) / "plain" / self.job.name)
+        with temporary_folder() as scratch:
+            made = write_job(self.job, scratch / "plain" / self.job.name)
             if self.packed:
-                made = pack(made, Path(scratch) / "packed")
+                made = pack(made, scratch / "packed")
             shutil.rmtree(target, ignore_errors=True)
             try:
                 shutil.copytree(made, target)

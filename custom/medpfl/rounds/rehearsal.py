@@ -2,13 +2,13 @@
 """The beginning of a job with hospitals' site files: who would take part, and why the others would not; nothing is
 trained, and nothing of it is kept."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from medpfl.core.errors import MedPFLError
+from medpfl.core.temporary import temporary_folder
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
 from medpfl.rounds.hospital.site import SiteRunner
@@ -49,12 +49,12 @@ def rehearse(job: Job, site_files: Mapping[str, Path]) -> Rehearsal:
     sizes: dict[str, dict[str, int]] = {}
     looks: dict[str, Look] = {}
     lacking = None
-    with tempfile.TemporaryDirectory(prefix="medpfl-") as scratch:
+    with temporary_folder() as scratch:
         runners = {
-            site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), Path(scratch) / site)
+            site: SiteRunner(site, job.method, job.task, partial(load_site_file, path, site), scratch / site)
             for site, path in sorted(site_files.items())
         }
-        coordinator = Coordinator(job, list(runners), Path(scratch) / "server", Path(scratch) / "results")
+        coordinator = Coordinator(job, list(runners), scratch / "server", scratch / "results")
 
         def deliver(exchange: Exchange) -> dict[str, Message[Reply]]:
             replies = {}

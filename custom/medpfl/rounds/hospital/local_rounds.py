@@ -52,6 +52,7 @@ class Ready:
         guard: what leaves goes through it.
         stopped: whether the job was aborted.
         config: digest of the job's configuration.
+        code: of what the site file alone names of other packages: a kind of dataset, a network.
         resident: bytes of data that may stay on the device.
         networks: of all methods.
     """
@@ -70,6 +71,7 @@ class Ready:
     guard: Guard
     stopped: Callable[[], bool]
     config: str
+    code: Mapping[str, str]
     resident: int = 0
     networks: Networks = field(init=False)
 
@@ -86,7 +88,7 @@ class Ready:
     @cached_property
     def cut(self) -> str:
         """See ``cut_of``."""
-        return cut_of(self.data, self.task.spec.target)
+        return cut_of(self.data, self.task.spec.target, self.code)
 
     def build(self) -> None:
         """All networks with the job's initial weights."""

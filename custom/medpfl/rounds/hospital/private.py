@@ -27,10 +27,14 @@ KEPT = 3
 its newest checkpoint is damaged, of the one before that."""
 
 
-def cut_of(data: SiteData, target: Target) -> str:
+def cut_of(data: SiteData, target: Target, code: Mapping[str, str]) -> str:
     """Of the data that a hospital trains on in a run: what their inputs and classes mean, which cases are in which
-    split, whose they are, and what is known of them (not their masks, whose reading would take as long as a round)."""
-    parts: list[object] = [data.class_names, data.meaning, _fitted(data.preparation)]
+    split, whose they are, and what is known of them (not their masks, whose reading would take as long as a round).
+
+    Args:
+        code: of the classes of other packages by which they are read; none where they are read by MedPFL's own.
+    """
+    parts: list[object] = [data.class_names, data.meaning, _fitted(data.preparation), *([code] if code else ())]
     for split, samples in sorted(data.splits.items()):
         told = "" if target is Target.MASK else store.fingerprint({"targets": samples.targets[:]})
         parts.append([split, samples.names, samples.owners, samples.case.tolist(), told])

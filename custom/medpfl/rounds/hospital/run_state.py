@@ -85,9 +85,10 @@ class RunState:
             self._run = None
             sentence = (
                 f"{self._site}'s data are not those with which this run began: cases were added, removed, moved to "
-                "another split, labelled anew or have other values, or the site file declares them otherwise. It would "
-                "be tested on cases that it has trained on, or its model's inputs would mean something else. Put them "
-                "as they were, or submit the job with another seed, which begins a new run"
+                "another split, labelled anew or have other values, the site file declares them otherwise, or a class "
+                "of another package that it names has other code. It would be tested on cases that it has trained on, "
+                "or its model's inputs would mean something else. Put them as they were, or submit the job with "
+                "another seed, which begins a new run"
             )
             raise DataError(sentence, public=sentence)
         if kept.meta.get("config") != config:

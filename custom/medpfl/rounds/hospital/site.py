@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from medpfl.component import class_paths, spec_of
+from medpfl.component import class_name, class_paths, spec_of
 from medpfl.core.devices import bytes_for_data, current, memory_errors, training_device
 from medpfl.core.errors import ConfigError, OutOfMemory, ProtocolError
 from medpfl.core.repeatable import repeatable
@@ -197,6 +197,8 @@ class SiteRunner:
             raise ConfigError(f"{self.name} is not one of this job's hospitals: {', '.join(header.roster)}")
         chosen = self.task.chosen(site_file)
         data = chosen.load(site_file)
+        own = set(class_paths(spec_of(chosen))).difference(class_paths(recipe))
+        own.add(class_name(type(site_file.datasets[chosen.dataset])))
         self.task = chosen.informed(data)
         policy.check_data(self.policy, data, methods)
         common = read_common(self.method, self.task, site_file, data.input_shape, data)
@@ -219,6 +221,7 @@ class SiteRunner:
             guard=guard,
             stopped=self._stopped,
             config=digest_of([*said, marks]),
+            code=foreign_code(own),
             resident=bytes_for_data(self.device, site_file.gpu.cache_gb, self._of),
         )
         ready.build()
