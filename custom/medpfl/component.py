@@ -103,7 +103,7 @@ def find_class(path: Any, where: str) -> type:
         try:
             found = getattr(importlib.import_module(module), name)
         except _UNIMPORTABLE as error:
-            told = _moved(module, name) or f"{error}{_near(module, name)}"
+            told = _moved(module, name) or f"{_reason_of(error)}{_near(module, name)}"
             raise ConfigError(f"{where}: there is no class '{path}': {told}") from error
     if not isinstance(found, type):
         raise ConfigError(f"{where}: '{path}' is not a class")
@@ -129,7 +129,13 @@ def import_named(config: Any) -> None:
         try:
             importlib.import_module(module)
         except _UNIMPORTABLE as error:
-            _failed[module] = str(error)
+            _failed[module] = _reason_of(error)
+
+
+def _reason_of(error: Exception) -> str:
+    """What Python says, without folders of this machine: a server is told it, too."""
+    path = getattr(error, "path", None)  # an ImportError's: of the module that lacks a name, or cannot be loaded
+    return str(error).replace(path, os.path.basename(path)) if path else str(error)
 
 
 def _moved(module: str, name: str) -> str | None:

@@ -195,6 +195,7 @@ def test_a_package_that_the_user_names_is_imported(trap: Path, monkeypatch: pyte
     ("code", "said"),
     [
         ("import no_such_library_anywhere\n", "No module named 'no_such_library_anywhere'"),
+        ("from json import nothing_such\n", r"cannot import name 'nothing_such' from 'json' \(__init__\.py\)"),
         ("class Trap(:\n", r"invalid syntax \(trapdoor\.py, line 1\)"),
     ],
 )
@@ -202,7 +203,8 @@ def test_a_package_of_the_users_own_that_cannot_be_imported_says_why(
     code: str, said: str, trap: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A site file's or a comparison's said that MEDPFL_PACKAGES did not name it, so that nothing of it was imported,
-    and a slip of the pen in it was a traceback."""
+    and a slip of the pen in it was a traceback. The server is told the sentence, which named a folder of the hospital's
+    where Python names it."""
     (trap.parent / "trapdoor.py").write_text(code)
     import_named({"path": "trapdoor.Trap"})
     with pytest.raises(ConfigError, match=f"there is no class 'trapdoor.Trap': {said}"):
