@@ -40,6 +40,11 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def is_in_a_module(path: str) -> bool:
+    """Whether another process can import the class: it is not of a script, a notebook's cell or a function."""
+    return not path.startswith("__main__.") and "<locals>" not in path
+
+
 def _arguments(component: Any) -> Spec:
     if hasattr(component, "arguments"):
         given = component.arguments()

@@ -3,7 +3,7 @@
 silence."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,20 +18,8 @@ from medpfl.core.mixers import Mean
 from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.softpull import SoftPull
 from medpfl.rounds.simulate import simulate
+from own_method import Ours
 from small_jobs import small_job, write_table_sites
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ours(Method):
-    """FedAvg in the least words."""
-
-    deploys: ClassVar[Mapping[str, str]] = {"mine": "model"}
-
-    def models(self, build: Build) -> dict[str, nn.Module]:
-        return {"model": build.network()}
-
-    def local_round(self, site: Site) -> None:
-        site.fit("model")
 
 
 def run(method: Method, folder: Path, rounds: int = 2) -> None:

@@ -1,39 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What noise does for a method of another package: nothing is promised of which its class says nothing."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
-from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean
-from medpfl.methods.contract import Build, Method, Site
+from medpfl.methods.contract import Site
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedrep import FedRep
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.contract import Cover
 from medpfl.rounds.simulate import simulate
+from own_method import Ours
 from small_jobs import small_job, write_table_sites
 
 RECORD, UPDATE = DPSGD(noise_multiplier=1.0), ClippedNoise(clip=1.0, noise_multiplier=1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ours(Method):
-    """FedAvg in the least words."""
-
-    deploys: ClassVar[Mapping[str, str]] = {"mine": "model"}
-
-    def models(self, build: Build) -> dict[str, nn.Module]:
-        return {"model": build.network()}
-
-    def local_round(self, site: Site) -> None:
-        site.fit("model")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from medpfl.api.results import Svg as Svg
 from medpfl.bundle import find_job, job_sites
 from medpfl.compare.collect import RESULTS, read_results
 from medpfl.compare.file import comparison_of, load_comparison
-from medpfl.component import class_name, class_paths, spec_of
+from medpfl.component import class_name, class_paths, is_in_a_module, spec_of
 from medpfl.core.errors import ConfigError, MedPFLError, shown
 from medpfl.core.temporary import temporary_folder
 from medpfl.data.site_file import site_files_in
@@ -175,7 +175,7 @@ def compare(
 
 
 def _check_importable(path: str) -> None:
-    if path.startswith("__main__.") or "<locals>" in path:
+    if not is_in_a_module(path):
         raise ConfigError(
             f"{path.removeprefix('__main__.')} cannot be compared from where it is defined, for every run is a process "
             "of its own: write it into a module (in a notebook with %%writefile) and import it"

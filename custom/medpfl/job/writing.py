@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from medpfl.component import class_paths, spec_of
+from medpfl.component import class_paths, is_in_a_module, spec_of
 from medpfl.core.codecs import Codec
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.tied import own_state
@@ -54,7 +54,7 @@ def write_job(job: Job, folder: Path) -> Path:
         server |= _filters(_encoder(job.codecs.to_site), {"path": DECODE})
         client |= _filters({"path": DECODE}, _encoder(job.codecs.from_site))
     for path in class_paths([server, client]):
-        if path.startswith("__main__.") or "<locals>" in path:
+        if not is_in_a_module(path):
             raise ConfigError(
                 f"job '{job.name}' cannot be written: {path.rpartition('.')[2]} is defined in a script, a notebook's "
                 "cell or a function, where nobody else could import it; write it into a module and import it"
