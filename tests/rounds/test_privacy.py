@@ -27,6 +27,7 @@ from medpfl.results.files import read_summary
 from medpfl.rounds.messages import Message, Slots, flatten
 from medpfl.rounds.privacy import _check_task, refuse_plan
 from medpfl.rounds.protocol.requests import StatisticsRequest
+from medpfl.rounds.server.end import TOLD_LAST
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.survival import Survival
 from small_jobs import small_job, write_table_sites
@@ -190,6 +191,11 @@ def test_a_hospital_whose_budget_is_spent_trains_no_more_and_keeps_its_models(
     # Another job's name begins no new budget.
     with pytest.raises(BudgetSpent):
         _one_round(averaged(UPDATE), limit, tmp_path / "h", "other")
+    # Nor does a new kit into which the hospital's folder was moved; without it the account is another.
+    (tmp_path / "new").mkdir()
+    (tmp_path / "h/anna").rename(tmp_path / "new/anna")
+    with pytest.raises(BudgetSpent):
+        _one_round(averaged(UPDATE), limit, tmp_path / "new", "third")
 
 
 @pytest.mark.slow
@@ -216,6 +222,23 @@ def test_what_a_hospital_has_spent_is_told_where_it_was_gone_in_the_end(sites: d
     assert summary.privacy["anna"].epsilon == pytest.approx(opacus([(3.0, 1.0, 1)]))  # type: ignore[union-attr]
     page = (tmp_path / "r" / "report.html").read_text()
     assert "<td>anna</td><td>update</td>" in page and "gone in the end" in page
+
+
+def test_what_a_hospital_sent_after_its_last_answer_that_counted_is_not_passed_over(
+    sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """The server died with anna's second message, and anna takes no part in the run that goes on."""
+    coordinator, runners = pieces(averaged(UPDATE), sites, tmp_path)
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+    exchange(runners, coordinator.rounds.train_messages(2, ["anna"]))
+    round_of(coordinator, runners, 2, ["berta", "clara"])
+    coordinator.end.take_final(exchange(runners, coordinator.end.finish_messages(["berta", "clara"])))
+    summary = read_summary(tmp_path / "r")
+    assert account(tmp_path)[0] == 2 and summary.privacy["anna"].releases == 1  # type: ignore[union-attr]
+    told = [(event.site, event.event) for event in summary.events if event.event.startswith(TOLD_LAST)]
+    why = f"{TOLD_LAST} 1, its last answer that counted; what it sent since is in its own account alone"
+    assert told == [("anna", why)]
 
 
 def _one_round(job: Job, sites: dict[str, Path], home: Path, name: str) -> None:
