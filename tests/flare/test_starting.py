@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from medpfl.core.errors import MedPFLError
@@ -21,7 +22,7 @@ from medpfl.flare.allow import allow
 from medpfl.flare.doctor import examine
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import Provisioned, provision
-from medpfl.flare.starting import FILE, hold_folder, hold_name, soon_over
+from medpfl.flare.starting import EXPIRED, FILE, hold_folder, hold_name, soon_over
 from reissued import reissue
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,6 +131,21 @@ def test_a_site_that_runs_tells_of_its_certificate_before_each_job(
         start.handle_event(EventType.BEFORE_JOB_LAUNCH, context)
         assert sentence in caplog.text
         caplog.clear()
+
+
+def test_a_hospital_whose_certificate_has_expired_takes_no_job(
+    made: Provisioned, kit: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its job's process could not connect, and FLARE ends a whole job when one hospital's process fails."""
+    monkeypatch.chdir(kit)
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    start = starting.Start()
+    for end, reason in ((20, None), (-1, EXPIRED)):
+        reissue(kit, made, -400, end)
+        context = FLContext()
+        start.handle_event(EventType.BEFORE_CHECK_RESOURCE_MANAGER, context)
+        assert context.get_prop(FLContextKey.JOB_BLOCK_REASON) == reason
+        assert ("takes no part in the job" in caplog.text) is (reason is not None)
 
 
 def test_the_doctor_names_a_kit_of_before(kit: Path) -> None:

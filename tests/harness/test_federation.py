@@ -320,6 +320,16 @@ def test_unreadable_data_at_one_hospital(make_job: Make, table_sites: dict[str, 
     assert {line["site"] for line in outcome(harness.results)["test"]} == {"anna", "clara", "dora"}
 
 
+def test_the_leads_console_does_not_show_what_a_hospitals_error_says(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FLARE's show_errors brings every error that an event tells of from the hospital, names of files and all."""
+    table_sites["berta"].with_suffix(".csv").unlink()
+    harness = Harness(make_job(), table_sites, tmp_path).run()
+    assert f"{table_sites['berta'].with_suffix('.csv')}: no such file" in caplog.text
+    assert {site: shown.get_errors() for site, shown in harness.console.items()} == dict.fromkeys(table_sites)
+
+
 def test_every_hospital_failing_names_the_reason(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
     job = make_job(mixers={"model": Mean()}, method=NeedsBatchNorm())
     harness = Harness(job, table_sites, tmp_path).run()

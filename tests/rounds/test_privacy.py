@@ -27,6 +27,7 @@ from medpfl.results.files import read_summary
 from medpfl.rounds.messages import Message, Slots, flatten
 from medpfl.rounds.privacy import _check_task, refuse_plan
 from medpfl.rounds.protocol.requests import StatisticsRequest
+from medpfl.rounds.server.end import TOLD_LAST
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks.survival import Survival
 from small_jobs import small_job, write_table_sites
@@ -190,6 +191,11 @@ def test_a_hospital_whose_budget_is_spent_trains_no_more_and_keeps_its_models(
     # Another job's name begins no new budget.
     with pytest.raises(BudgetSpent):
         _one_round(averaged(UPDATE), limit, tmp_path / "h", "other")
+    # Nor does a new kit into which the hospital's folder was moved; without it the account is another.
+    (tmp_path / "new").mkdir()
+    (tmp_path / "h/anna").rename(tmp_path / "new/anna")
+    with pytest.raises(BudgetSpent):
+        _one_round(averaged(UPDATE), limit, tmp_path / "new", "third")
 
 
 @pytest.mark.slow
@@ -210,10 +216,14 @@ def test_what_a_hospital_has_spent_is_told_where_it_was_gone_in_the_end(sites: d
     ready(coordinator, runners)
     for number, there in enumerate((["anna", "berta", "clara"], ["berta", "clara"]), 1):
         round_of(coordinator, runners, number, there)
+    exchange(runners, coordinator.rounds.train_messages(2, ["anna"]))  # the server dies with it
     coordinator.end.take_final(exchange(runners, coordinator.end.finish_messages(["berta", "clara"])))
     summary = read_summary(tmp_path / "r")
     assert {site: spent.releases for site, spent in summary.privacy.items()} == {"anna": 1, "berta": 2, "clara": 2}  # type: ignore[union-attr]
     assert summary.privacy["anna"].epsilon == pytest.approx(opacus([(3.0, 1.0, 1)]))  # type: ignore[union-attr]
+    assert account(tmp_path)[0] == 2
+    last = f"{TOLD_LAST} 1, its last answer that counted; what it sent since is in its own account alone"
+    assert [event.site for event in summary.events if event.event == last] == ["anna"]
     page = (tmp_path / "r" / "report.html").read_text()
     assert "<td>anna</td><td>update</td>" in page and "gone in the end" in page
 

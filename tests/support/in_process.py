@@ -27,6 +27,7 @@ from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 from nvflare.private.privacy_manager import Scope
+from nvflare.widgets.info_collector import InfoCollector
 
 from medpfl.flare.controller import MixingController
 from medpfl.flare.evaluation import EvaluationController
@@ -107,6 +108,8 @@ class Harness:
     down: list[tuple[str, str, bytes]] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     made: list[tuple[str, str, bytes]] = field(default_factory=list)
+    console: dict[str, InfoCollector] = field(default_factory=dict)
+    """What FLARE's console can show of each hospital's process."""
 
     def run(self, timeout: float = 240.0) -> "Harness":
         nvflare_fobs_initialize()
@@ -172,6 +175,7 @@ class Harness:
             )
             local.write_text(text)
         engine = Engine(site, workspace, meta, [])
+        engine.handlers = [self.console.setdefault(site, InfoCollector())]
         executor = SiteExecutor(self.job.method, self.job.task)
         try:
             self._answer(client, engine, executor)

@@ -70,7 +70,8 @@ class SiteExecutor(Executor):
         except Stopped:
             return make_reply(ReturnCode.TASK_ABORTED)
         except MedPFLError as error:
-            self.log_error(fl_ctx, f"{task_name}: {error}")
+            # In the log alone: of what FLARE's event tells, its console's show_errors shows the lead every word.
+            self.log_error(fl_ctx, f"{task_name}: {error}", fire_event=False)
             public = error.public
         except Exception as error:  # whatever fails in training is this hospital's failed round; the job goes on
             self.log_exception(fl_ctx, f"{task_name} failed")

@@ -144,7 +144,7 @@ class EncodeUpdate(MessageFilter):
             try:
                 return _with(shareable, server_coder(fl_ctx, _peer(fl_ctx)).send(request_of(shareable), self.codec))
             except MedPFLError as error:
-                self.log_error(fl_ctx, str(error))
+                self.log_error(fl_ctx, str(error), fire_event=False)
                 return _refused(shareable, error)
         try:
             coder = _site_coder(fl_ctx)
@@ -156,7 +156,7 @@ class EncodeUpdate(MessageFilter):
                 coder.keep_start(_start_of(fl_ctx), answer)
             return _with(shareable, coder.send(answer, self.codec))
         except MedPFLError as error:
-            self.log_error(fl_ctx, str(error))
+            self.log_error(fl_ctx, str(error), fire_event=False)
             reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
             reply.set_header(ERROR, error.public)
             return reply
@@ -170,5 +170,5 @@ class DecodeUpdate(MessageFilter):
         try:
             return _with(shareable, _site_coder(fl_ctx).receive(request_of(shareable)))
         except MedPFLError as error:
-            self.log_error(fl_ctx, str(error))
+            self.log_error(fl_ctx, str(error), fire_event=False)
             return _refused(shareable, error)

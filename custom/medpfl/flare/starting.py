@@ -19,7 +19,7 @@ from typing import IO
 from cryptography import x509
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import WorkspaceConstants
+from nvflare.apis.fl_constant import FLContextKey, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils.log_utils import configure_logging
@@ -33,6 +33,8 @@ from medpfl.flare.provision import fingerprint
 
 FILE = "medpfl__p_resources.json"  # by this ending FLARE reads it for the site's own process, not for those of jobs
 LOCK = "running.lock"
+EXPIRED = "a certificate in its kit has expired"
+"""What the server is told of a hospital that takes no job any more."""
 
 
 class Components(FlareFile):
@@ -42,7 +44,8 @@ class Components(FlareFile):
 
 
 class Start(FLComponent):
-    """Looks at the kit before the site connects, and at its certificates again before each job.
+    """Looks at the kit before the site connects, and at its certificates again before each job, which a hospital whose
+    certificate has expired does not take.
 
     FLARE tells a component nothing before it connects, and its working folder is the kit then: so the kit is looked at
     where the component is built.
@@ -67,10 +70,18 @@ class Start(FLComponent):
             self._refuse(error)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.BEFORE_JOB_LAUNCH:
+        if event_type == EventType.BEFORE_CHECK_RESOURCE_MANAGER:  # the server asks a hospital whether it takes a job
+            try:
+                list(soon_over(self._kit))
+            except MedPFLError as error:
+                # The site's connection stands, but a job's process makes its own: it would end at once, and FLARE ends
+                # a whole job then. Without this hospital the others go on.
+                self._said.error("This site takes no part in the job: %s", error)
+                fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, EXPIRED, private=True, sticky=False)
+        elif event_type == EventType.BEFORE_JOB_LAUNCH:
             try:
                 self._warn()
-            except MedPFLError as error:  # its connection stands: the job may go through all the same
+            except MedPFLError as error:  # of a server, whose hospitals say so of themselves
                 self._said.error(str(error))
 
     def _warn(self) -> None:

@@ -11,6 +11,9 @@ from medpfl.rounds.protocol.replies import FinishReply, ValidateReply
 from medpfl.rounds.protocol.requests import FinishRequest, ValidateRequest
 from medpfl.rounds.server.run import Replies, ServerRun
 
+TOLD_LAST = "what its noise has cost is told as of round"
+"""How the event begins on a hospital that does not say so in the end."""
+
 
 class ServerEnd:
     """Asks for a run's last validation and its tests, and writes what it leaves.
@@ -52,15 +55,20 @@ class ServerEnd:
         for site, text in absences(trained, run.done, asked).items():
             run.record.event(run.done, site, text)
         header, chosen = run.ask(FinishRequest, run.done, finetune=run.settings.finetune), {}
-        spent = spent_in(run.record.lines, run.roster)  # of a hospital that is gone now, as it said last
+        spent = spent_in(run.record.lines, run.roster)
+        gone = set(spent)  # and those who do not answer now: what they have sent since they said so is unknown here
         for site, message in run.answers(header, FinishReply, replies).items():
             if message.header.privacy is not None:
                 spent[site] = message.header.privacy
+                gone.discard(site)
             for line in message.header.metrics:
                 run.record.metric(line.tested_at(site))
             run.take_notes(site, run.done, message.header.notes)
             if message.header.chosen is not None:
                 chosen[site] = message.header.chosen.chosen_at(site)
+        for site in sorted(gone):
+            last = f"{TOLD_LAST} {trained[site][-1][1]}, its last answer that counted"
+            run.record.event(run.done, site, f"{last}; what it sent since is in its own account alone")
         panels = run.job.method.report_panels(AtServer(links=run.copies.links()))
         more = {"panels": panels, "trained": trained, "asked": asked, "chosen": chosen, "privacy": spent}
         said = self.about.model_copy(update=more)
