@@ -105,6 +105,21 @@ def test_numbers_far_from_0_are_learnt_in_half_precision(half: torch.dtype, erro
     assert float(task.loss(outputs.to(half), truth)) == pytest.approx(float(task.loss(outputs, truth)))
 
 
+def test_how_an_exported_models_number_follows_is_told_in_full() -> None:
+    """With six digits 1234567.5 was 1.23457e+06, and who followed the text was off by 2.5."""
+    task = Regression(dataset="d", centre=1234567.5, spread=0.12345678, unit="mg")
+    assert task.reading == "0.12345678 times the output plus 1234567.5 (mg)"
+    assert Regression(dataset="d", centre=5.0, spread=4).reading == "4 times the output plus 5"
+
+
+def test_two_long_horizons_have_a_risk_each() -> None:
+    """Of times in seconds, say: both were risk_3.15576e+07, and one was lost."""
+    task = Survival(dataset="d", horizons=(31557600.0, 31557604.0), unit="seconds").after_fit((0.5, 0.25))
+    told = task.answer(torch.tensor([0.0]), ())
+    assert told == {"log_hazard_ratio": 0.0, "risk_31557600": 0.5, "risk_31557604": 0.75}
+    assert "at 31557600, " in task.reading and "at 31557604 seconds" in task.reading  # type: ignore[attr-defined]
+
+
 SAID = torch.tensor([[0.9, 0.2, 0.4], [0.6, 0.8, 0.3], [0.1, 0.7, 0.2], [0.4, 0.1, 0.3]])
 TRUE = torch.tensor([[1, 0, NAN], [0, 1, NAN], [0, 0, NAN], [1, NAN, 1.0]])
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.extras import require
+from medpfl.data.numbers import in_full
 from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
@@ -151,7 +152,7 @@ class Survival(AnyInput):
         told: dict[str, str | float] = {"log_hazard_ratio": round(hazard, 6)}
         (known,) = survivals(self._baseline, torch.tensor([hazard], dtype=torch.float64))
         for horizon, survival in zip(self.horizons, known, strict=False):
-            told[f"risk_{horizon:g}"] = round(1 - float(survival), 6)
+            told[f"risk_{in_full(horizon)}"] = round(1 - float(survival), 6)
         return told
 
     def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
@@ -165,7 +166,8 @@ class Survival(AnyInput):
     def reading(self) -> str:
         if not self._baseline:
             return "the logarithm of the hazard ratio; survival is the baseline's to the power of the ratio"
-        told = ", ".join(f"{hazard:g} at {at:g}" for at, hazard in zip(self.horizons, self._baseline, strict=True))
+        each = zip(self.horizons, self._baseline, strict=True)
+        told = ", ".join(f"{hazard:g} at {in_full(at)}" for at, hazard in each)
         return (
             "the logarithm of the hazard ratio; survival is the exponential of minus the ratio times the baseline's "
             f"cumulative hazard, which is {told}{f' {self.unit}' if self.unit else ''}"
