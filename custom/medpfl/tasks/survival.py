@@ -114,6 +114,17 @@ class Survival(AnyInput):
             total: Tensor = neg_partial_log_likelihood(hazard, event, place.float(), reduction="sum")
         return total / event.sum()
 
+    def importance(self, targets: Tensor) -> Tensor:
+        """By the likelihood's terms where all hazards are alike: that of an event is of its case and, by equal shares,
+        of all that were at risk then. Who was last seen before the first event is in none."""
+        time, event = targets[:, 0].contiguous(), (targets[:, 1] > 0).double()
+        in_order, order = time.sort()
+        at_risk = len(time) - torch.searchsorted(in_order, time)
+        until = torch.searchsorted(in_order, time, right=True) - 1
+        shares = (event / at_risk)[order].cumsum(dim=0)[until]
+        weights = shares + event * (1 - 2 / at_risk)  # of its own term the case has 1 less its share
+        return weights.clamp(min=0) * (len(time) / event.sum().clamp(min=1))
+
     def decide(self, outputs: Tensor) -> Tensor:
         """N logarithms of hazard ratios."""
         return outputs[:, 0].float()
