@@ -21,6 +21,7 @@ from medpfl.tasks import MultiLabel, Regression, Survival
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import BinaryCrossEntropy
 from medpfl.tasks.losses.cox import cox as without_waiting
+from medpfl.tasks.metrics.certainty import certainty_of
 from medpfl.tasks.metrics.contract import at_threshold, threshold_for
 
 NAN = float("nan")
@@ -150,6 +151,20 @@ def test_labels_that_are_not_known_do_not_count() -> None:
                    "label_2": "", "p_2": pytest.approx(0.4)}  # fmt: skip
     assert Target.LABELS.counts(TRUE, 3) == [2, 1, 1]
     assert all(math.isnan(value) for value in task.evaluate(SAID * NAN, some).metrics.values())
+
+
+def test_patients_of_whom_no_label_is_known_make_no_score_surer() -> None:
+    """With six patients the interval of a score left, although two of them alone are in it."""
+    task, told = MultiLabel(dataset="d", score="exact_match"), torch.rand(9, 3, generator=torch.Generator().manual_seed(0))
+    for known, certain in ((2, False), (6, True)):
+        truth = (told > 0.5).float()
+        truth[0] = 1 - truth[0]
+        truth[known:] = NAN
+        sheet = task.sheet(told, samples(truth), task.metrics)
+        assert sheet.patients == known and sheet.score == pytest.approx(1 - 1 / known)
+        assert (certainty_of(sheet, None, task.measure, 2, "seed") is not None) == certain
+    truth[:] = NAN
+    assert math.isnan(task.sheet(told, samples(truth), task.metrics).score)
 
 
 def test_the_threshold_of_labels_comes_from_validation() -> None:
