@@ -155,7 +155,8 @@ def test_labels_that_are_not_known_do_not_count() -> None:
 
 def test_patients_of_whom_no_label_is_known_make_no_score_surer() -> None:
     """With six patients the interval of a score left, although two of them alone are in it."""
-    task, told = MultiLabel(dataset="d", score="exact_match"), torch.rand(9, 3, generator=torch.Generator().manual_seed(0))
+    task = MultiLabel(dataset="d", score="exact_match")
+    told = torch.rand(9, 3, generator=torch.Generator().manual_seed(0))
     for known, certain in ((2, False), (6, True)):
         truth = (told > 0.5).float()
         truth[0] = 1 - truth[0]
