@@ -73,6 +73,11 @@ class Samples:
             found[self.case[self.targets[:].isnan().all(dim=1).numpy()]] = False  # such a case is one sample
         return found
 
+    def patients_behind(self, rows: NDArray[np.int64]) -> int:
+        """Of how many patients the loss of these samples is: of those of whom anything is known."""
+        cases = self.case[rows]
+        return len(np.unique(self.patients[cases[self.known[cases]]]))
+
     def together(self, most: int) -> int:
         """How many samples to take into memory at a time: ``most``, of large views of whole cases fewer."""
         if not isinstance(self.inputs, CaseRows):
