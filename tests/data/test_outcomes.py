@@ -210,6 +210,16 @@ def test_yes_in_two_ways_is_refused(tmp_path: Path) -> None:
         load_site_file(tmp_path / "site.yaml")
 
 
+@pytest.mark.parametrize("written", ["yes: [yes], no: [no]", "yes: [True], no: [False]", "unknown: [no]"])
+def test_values_that_yaml_reads_as_truth_values_are_refused(tmp_path: Path, written: str) -> None:
+    """They became 1 and 0, and each row's "yes" was said not to be declared."""
+    several = f"several: {{columns: {{a: a, b: b}}, {written}}}"
+    text = f"datasets: {{ward: {{kind: table, files: [r.csv], features: {{x: number}}, {several}}}}}\n"
+    (tmp_path / "site.yaml").write_text(text)
+    with pytest.raises(SiteFileError, match=r"several.*YAML reads yes, no, .* as truth values; put them in quotes"):
+        load_site_file(tmp_path / "site.yaml")
+
+
 def test_the_data_check_tells_of_splits_in_which_the_event_never_came(tmp_path: Path) -> None:
     rows = [f"{row},{row / 7:.3f},{row + 1},no" for row in range(40)]
     (tmp_path / "r.csv").write_text("\n".join(["id,x,t,e", *rows]) + "\n")

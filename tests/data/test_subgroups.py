@@ -52,6 +52,14 @@ def test_texts_numbers_with_edges_and_quantiles_of_a_table(tmp_path: Path) -> No
     assert grouping.groups == ("below 64", "64 and above") and list(grouping.of.values()) == [0, 0, 1, 1, 1]
 
 
+def test_edges_are_told_in_full(tmp_path: Path) -> None:
+    """Of days as numbers two groups were "2.0201e+07 to below 2.0201e+07"."""
+    edges = [20200101, 20200104, 20200107.5]
+    (grouping,) = groupings(declared(tmp_path, [{"column": "age", "edges": edges}]))  # type: ignore[arg-type]
+    shown = ("below 20200101", "20200101 to below 20200104", "20200104 to below 20200107.5", "20200107.5 and above")
+    assert grouping.groups == shown
+
+
 def test_a_column_of_an_images_table_and_a_placeholder(tmp_path: Path) -> None:
     write_images(tmp_path)
     ((column, groups),) = found(images(tmp_path, TABLE, subgroups=["site"]))

@@ -185,6 +185,13 @@ def test_who_takes_another_model_is_not_said_to_gain_by_it() -> None:
     assert "paid" not in said and "made the test Dice worse" in sentences(worse)[0]
 
 
+def test_where_the_score_is_not_defined_patients_are_not_said_to_be_too_few() -> None:
+    """Twelve test patients without an event have no C index, and no interval for that reason."""
+    one, both = ("anna", "fedavg", None, None), ("bert", "fedavg", None, None)
+    for content in (summary((result(*one), None)), summary((result(*one), None), (result(*both), None))):
+        assert paid(content).endswith("validation cases support.") and "not defined" in sentences(content)[0]
+
+
 def test_the_table_of_choices_names_the_score_as_the_others_do() -> None:
     """It said "test hd95_1 (mm)", and not that lower is better."""
     measure = Measure(direction="lower", unit="mm", class_number=1)

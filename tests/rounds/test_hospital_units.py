@@ -18,6 +18,27 @@ from tools import run
 
 
 @pytest.mark.slow
+def test_a_score_that_is_not_defined_is_not_said_to_be_of_too_few_patients(
+    make_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Of test patients with one number all, who have no R2, the page said that they are too few for an interval."""
+    sites = write_table_sites(tmp_path / "sites", rows=60)
+    for file in sites.values():
+        content = yaml.safe_load(file.read_text())
+        del content["datasets"]["blood"]["label"]
+        content["datasets"]["blood"] |= {"value": "sick", "split": {"column": "part"}}
+        file.write_text(yaml.safe_dump(content))
+        head, *lines = file.with_suffix(".csv").read_text().splitlines()
+        ill = [f"{line},test" for line in lines if line.endswith("1")][:8]
+        rest = [line for line in lines if f"{line},test" not in ill]
+        rest = [f"{line},{['train', 'validation'][n % 2]}" for n, line in enumerate(rest)]
+        file.with_suffix(".csv").write_text("\n".join([f"{head},part", *ill, *rest]) + "\n")
+    run(make_job(task=Regression(dataset="blood", score="r2"), rounds=1), sites, tmp_path)
+    page = (tmp_path / "home" / SITES[0] / "small" / "models" / PAGE).read_text()
+    assert "is not defined on its test cases" in page and "too few test patients" not in page
+
+
+@pytest.mark.slow
 def test_headings_and_an_evaluation_say_the_unit(make_job: Callable[..., Job], tmp_path: Path) -> None:
     """Errors, and answers beside the truth, stood there as bare numbers."""
     sites = write_table_sites(tmp_path / "sites")

@@ -4,8 +4,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from answers import declare
 from baselines import begin
 from every_method import EVERY, with_images
 from hospitals import change_yaml
@@ -15,6 +17,7 @@ from medpfl.methods.fedavg import FedAvg
 from medpfl.privacy import DPSGD
 from medpfl.rounds.protocol.replies import TrainReply
 from medpfl.rounds.protocol.requests import TrainRequest
+from medpfl.tasks.multi_label import MultiLabel
 from small_jobs import for_few, small_job, write_table_sites
 from tools import exchange
 
@@ -50,6 +53,21 @@ def test_a_loss_is_told_of_enough_patients(tmp_path: Path, patients: int, told: 
     sites["anna"].write_text(yaml.safe_dump(content))
     job = small_job(1, {"fedavg": Mean()}, FedAvg(lr=0.05, batch_size=8, steps=4), min_clients=1)
     coordinator, runners = begin(job, sites, tmp_path / "run")
+    reply = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"]
+    assert isinstance(reply.header, TrainReply)
+    assert (reply.header.loss["fedavg"] is not None) == told
+
+
+@pytest.mark.parametrize(("known", "told"), [(1, False), (2, True)])
+def test_a_loss_is_told_of_enough_cases_of_which_something_is_known(tmp_path: Path, known: int, told: bool) -> None:
+    files = {site: declare(tmp_path / "sites", site, "several") for site in ("anna", "berta")}
+    for file in files.values():
+        change_yaml(file, lambda content: content.update(policy={"least_update": 1}))
+    job = small_job(1, {"fedavg": Mean()}, FedAvg(lr=0.05, epochs=1, batch_size=64), task=MultiLabel(dataset="ward"))
+    coordinator, runners = begin(job, files, tmp_path / "run")
+    targets = runners["anna"].data.splits["train"].targets
+    assert isinstance(targets, torch.Tensor)
+    targets[known:], targets[:known] = float("nan"), 1
     reply = exchange(runners, coordinator.rounds.train_messages(1, ["anna"]))["anna"]
     assert isinstance(reply.header, TrainReply)
     assert (reply.header.loss["fedavg"] is not None) == told

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from answers import declare
 from baselines import begin, play
 from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.core.mixers import AttentiveMessages, Mean, Mixer
@@ -21,10 +22,13 @@ from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.schedules import Polynomial, StepDown, WarmUp
 from medpfl.rounds.hospital import policy
 from medpfl.rounds.hospital.site import SiteRunner
-from medpfl.tasks.losses import CrossEntropy, Focal
+from medpfl.tasks.losses import BinaryCrossEntropy, CrossEntropy, Focal
+from medpfl.tasks.multi_label import MultiLabel
+from medpfl.tasks.survival import Survival
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
 
+ONE_PASS = FedAvg(epochs=1, batch_size=8, lr=0.1, optimizer="sgd")
 MANY: dict[str, Any] = {"steps": 20, "batch_size": 1, "lr": 0.1, "optimizer": "sgd"}
 NEAR = "in this job few of them have nearly all the weight"
 
@@ -101,6 +105,51 @@ def test_a_class_that_one_patient_has_weighs_all(tmp_path: Path) -> None:
     targets[3] = 0
     with pytest.raises(PolicyRefused, match=NEAR):
         play(coordinator, runners, 1)
+
+
+def test_of_several_labels_patients_of_whom_none_is_known_do_not_count(tmp_path: Path) -> None:
+    """The loss leaves them out: the update is of the three patients of whom a label is known."""
+    files = {site: declare(tmp_path / "sites", site, "several") for site in ("anna", "berta")}
+    job = small_job(mixers={"fedavg": Mean()}, method=ONE_PASS, task=MultiLabel(dataset="ward"), min_clients=1)
+    coordinator, runners = begin(job, files, tmp_path / "run")
+    play(coordinator, runners, 1)  # where every sixth or so is not known
+    targets = runners["anna"].data.splits["train"].targets
+    assert isinstance(targets, torch.Tensor)
+    targets[3:] = float("nan")
+    with pytest.raises(PolicyRefused, match=NEAR):
+        play(coordinator, runners, 2)
+
+
+def test_one_event_of_a_survival_study_weighs_half(tmp_path: Path) -> None:
+    """Cox's loss is of events and of who was at risk then. One step down that of a single event shows its patient's
+    row, less the mean of the others'."""
+    files = {site: declare(tmp_path / "sites", site, "survival") for site in ("anna", "berta")}
+    task = Survival(dataset="ward", horizons=(50.0,))
+    job = small_job(mixers={"fedavg": Mean()}, method=ONE_PASS, task=task, min_clients=1)
+    coordinator, runners = begin(job, files, tmp_path / "run")
+    play(coordinator, runners, 1)
+    targets = runners["anna"].data.splits["train"].targets
+    assert isinstance(targets, torch.Tensor)
+    targets[:, 1] = 0
+    targets[targets[:, 0].argmin(), 1] = 1
+    with pytest.raises(PolicyRefused, match=NEAR):
+        play(coordinator, runners, 2)
+
+
+def test_whose_labels_and_events_are_behind_a_step() -> None:
+    labels = torch.tensor([[1, 0, 1], [float("nan"), 1, 0], [float("nan")] * 3])
+    assert BinaryCrossEntropy().importance(labels).tolist() == pytest.approx([9 / 5, 6 / 5, 0])  # type: ignore[union-attr]
+    assert BinaryCrossEntropy().importance(labels[:1]) is None
+    task = Survival(dataset="d", horizons=(1.0,))
+    times = torch.tensor([[2.0, 1], [1, 0], [3, 1], [3, 0], [3, 1], [5, 0], [6, 1]])
+    hazards = torch.zeros(len(times), requires_grad=True)
+    expected = torch.zeros(len(times))
+    for time, _, number in [(*row, place) for place, row in enumerate(times.tolist()) if row[1]]:
+        term = torch.where(times[:, 0] >= time, hazards, -torch.inf).logsumexp(dim=0) - hazards[number]
+        expected += torch.autograd.grad(term, hazards)[0].abs()
+    assert task.importance(times).tolist() == pytest.approx((expected * 7 / 4).tolist())
+    assert task.importance(times)[1] == 0 and task.importance(times[3:4]).tolist() == [0]
+    assert task.importance(times[6:]).tolist() == [0]  # who was alone at risk
 
 
 def test_a_focal_loss_that_one_sample_decides() -> None:

@@ -16,6 +16,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.private.privacy_manager import Scope
 from typer.testing import CliRunner
 
+from answers import declare
 from baselines import begin, play
 from in_process import Engine, Harness, new_workspace
 from medpfl.cli import app
@@ -39,6 +40,7 @@ from medpfl.models.contract import Architecture
 from medpfl.rounds.hospital import policy
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.requests import FinishRequest, StatisticsRequest, TrainRequest
+from medpfl.tasks.multi_label import MultiLabel
 from medpfl.tasks.tabular import Tabular
 from small_jobs import small_job, write_table_sites
 
@@ -142,6 +144,33 @@ def test_the_score_of_several_rows_of_a_single_patient(tmp_path: Path, split: st
     assert said.endswith(f"at least 2 patients or recordings whose cases are scored, and its {split} split has fewer")
     declare([0, 0, 38, *range(1, 38)])
     begin(fedavg(), files, tmp_path / "allowed")
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_the_score_of_a_single_patient_of_whom_labels_are_known(tmp_path: Path, split: str) -> None:
+    """Its exact match, 0 or 1, was told after every round: patients without any label passed for scored ones."""
+    file = declare(tmp_path / "sites", "anna", "several", split={"column": "part"})
+    other = {"validation": "test", "test": "validation"}[split]
+    parts = [split] * 6 + [other] * 6 + ["train"] * 48
+    head, *lines = (tmp_path / "sites" / "anna.csv").read_text().splitlines()
+    assert head.startswith("age,pain,oed,eff,nod,stay")
+
+    def known(count: int) -> None:
+        rows = [line.split(",") for line in lines]
+        rows = [[*row[:2], *(["", "", ""] if n in range(count, 6) else ["1", "0", ""]), *row[5:]] for n, row in
+                enumerate(rows)]  # fmt: skip
+        text = [",".join([*row, part]) for row, part in zip(rows, parts, strict=True)]
+        (tmp_path / "sites" / "anna.csv").write_text("\n".join([f"{head},part", *text]) + "\n")
+
+    known(1)
+    job = small_job(mixers={"fedavg": Mean()}, method=FedAvg(lr=0.05), task=MultiLabel(dataset="ward"), min_clients=1)
+    files = {"anna": file, "berta": declare(tmp_path / "sites", "berta", "several")}
+    said = refused(job, files, tmp_path, "least_scored")
+    assert said.endswith(f"at least 2 scored cases, and its {split} split has fewer")
+    known(2)
+    begin(job, files, tmp_path / "allowed")
+    known(0)
+    begin(job, files, tmp_path / "of none")  # nothing is scored
 
 
 def test_a_federation_of_one(tmp_path: Path) -> None:

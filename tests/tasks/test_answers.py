@@ -21,6 +21,7 @@ from medpfl.tasks import MultiLabel, Regression, Survival
 from medpfl.tasks.contract import Task
 from medpfl.tasks.losses import BinaryCrossEntropy
 from medpfl.tasks.losses.cox import cox as without_waiting
+from medpfl.tasks.metrics.certainty import certainty_of
 from medpfl.tasks.metrics.contract import at_threshold, threshold_for
 
 NAN = float("nan")
@@ -105,6 +106,21 @@ def test_numbers_far_from_0_are_learnt_in_half_precision(half: torch.dtype, erro
     assert float(task.loss(outputs.to(half), truth)) == pytest.approx(float(task.loss(outputs, truth)))
 
 
+def test_how_an_exported_models_number_follows_is_told_in_full() -> None:
+    """With six digits 1234567.5 was 1.23457e+06, and who followed the text was off by 2.5."""
+    task = Regression(dataset="d", centre=1234567.5, spread=0.12345678, unit="mg")
+    assert task.reading == "0.12345678 times the output plus 1234567.5 (mg)"
+    assert Regression(dataset="d", centre=5.0, spread=4).reading == "4 times the output plus 5"
+
+
+def test_two_long_horizons_have_a_risk_each() -> None:
+    """Of times in seconds, say: both were risk_3.15576e+07, and one was lost."""
+    task = Survival(dataset="d", horizons=(31557600.0, 31557604.0), unit="seconds").after_fit((0.5, 0.25))
+    told = task.answer(torch.tensor([0.0]), ())
+    assert told == {"log_hazard_ratio": 0.0, "risk_31557600": 0.5, "risk_31557604": 0.75}
+    assert "at 31557600, " in task.reading and "at 31557604 seconds" in task.reading  # type: ignore[attr-defined]
+
+
 SAID = torch.tensor([[0.9, 0.2, 0.4], [0.6, 0.8, 0.3], [0.1, 0.7, 0.2], [0.4, 0.1, 0.3]])
 TRUE = torch.tensor([[1, 0, NAN], [0, 1, NAN], [0, 0, NAN], [1, NAN, 1.0]])
 
@@ -135,6 +151,21 @@ def test_labels_that_are_not_known_do_not_count() -> None:
                    "label_2": "", "p_2": pytest.approx(0.4)}  # fmt: skip
     assert Target.LABELS.counts(TRUE, 3) == [2, 1, 1]
     assert all(math.isnan(value) for value in task.evaluate(SAID * NAN, some).metrics.values())
+
+
+def test_patients_of_whom_no_label_is_known_make_no_score_surer() -> None:
+    """With six patients the interval of a score left, although two of them alone are in it."""
+    task = MultiLabel(dataset="d", score="exact_match")
+    told = torch.rand(9, 3, generator=torch.Generator().manual_seed(0))
+    for known, certain in ((2, False), (6, True)):
+        truth = (told > 0.5).float()
+        truth[0] = 1 - truth[0]
+        truth[known:] = NAN
+        sheet = task.sheet(told, samples(truth), task.metrics)
+        assert sheet.patients == known and sheet.score == pytest.approx(1 - 1 / known)
+        assert (certainty_of(sheet, None, task.measure, 2, "seed") is not None) == certain
+    truth[:] = NAN
+    assert math.isnan(task.sheet(told, samples(truth), task.metrics).score)
 
 
 def test_the_threshold_of_labels_comes_from_validation() -> None:

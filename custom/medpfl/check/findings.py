@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from medpfl.check.inspection import Inspection, Twins
 from medpfl.data.init.tables import MISSING
+from medpfl.data.numbers import in_full
 
 RARE = 0.05  # share of the training cases below which a class is called rare
 FEW = 5  # cases of a split
@@ -188,9 +189,8 @@ def _of_columns(inspection: Inspection) -> Iterator[str]:
                 "for they are read as thousandths of what they are"
             )
         for value, count, why in _codes(numbers):
-            told = repr(value).removesuffix(".0")  # in full: under 'missing' 1e+07 is not 9999999
-            yield (
-                f"column '{column.name}': {count} rows have the value {told}, {why}; if it means "
+            yield (  # in full: under 'missing' 1e+07 is not 9999999
+                f"column '{column.name}': {count} rows have the value {in_full(value)}, {why}; if it means "
                 "'not known', list it under 'missing'"
             )
 

@@ -19,6 +19,11 @@ def for_people(value: float) -> str:
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
+def in_full(value: float) -> str:
+    """A number with all its digits, for who computes with it or looks for it: "6" of 6.0, "1234567" of 1234567.0."""
+    return repr(value).removesuffix(".0")
+
+
 def has_comma(cell: str) -> bool:
     """Whether it is a number with a decimal comma."""
     return _WITH_COMMA.fullmatch(cell) is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from medpfl.data.declared import LabelColumn, Strict, canonical, distinct
+from medpfl.data.declared import LabelColumn, Strict, canonical, distinct, no_truths
 from medpfl.data.numbers import LARGEST, no_number
 from medpfl.data.target import Target
 
@@ -45,6 +45,13 @@ class Outcome(Strict):
             if written.count(key) > 1:
                 raise ValueError(f"the key '{key}' is there twice")
         return dict(zip(written, content.values(), strict=True))
+
+    @field_validator("yes", "no", "unknown", mode="before", check_fields=False)
+    @classmethod
+    def _no_truths(cls, values: Any) -> Any:
+        """Before they become numbers, which a table that says yes and no does not hold."""
+        no_truths(values if isinstance(values, list) else ())
+        return values
 
     @model_validator(mode="after")
     def _two_answers(self) -> Outcome:

@@ -65,6 +65,19 @@ class Samples:
         found: dict[str, int] = {}
         return np.array([found.setdefault(owner, len(found)) for owner in self.owners], dtype=np.int64)
 
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Of each of ``names`` whether anything of its answer is known; of several labels that may be none."""
+        found = np.ones(len(self.names), dtype=bool)
+        if self.targets.dtype.is_floating_point and len(self.targets.shape) == 2:
+            found[self.case[self.targets[:].isnan().all(dim=1).numpy()]] = False  # such a case is one sample
+        return found
+
+    def patients_behind(self, rows: NDArray[np.int64]) -> int:
+        """Of how many patients the loss of these samples is: of those of whom anything is known."""
+        cases = self.case[rows]
+        return len(np.unique(self.patients[cases[self.known[cases]]]))
+
     def together(self, most: int) -> int:
         """How many samples to take into memory at a time: ``most``, of large views of whole cases fewer."""
         if not isinstance(self.inputs, CaseRows):

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.declared import Strict, canonical
-from medpfl.data.numbers import as_number
+from medpfl.data.numbers import as_number, in_full
 
 MOST = 20
 """Groups of one column."""
@@ -135,7 +135,7 @@ def _bands(declared: Subgroup, known: Mapping[str, str]) -> tuple[list[str], dic
     if declared.quantiles and numbers:
         shares = np.arange(1, declared.quantiles) / declared.quantiles
         edges = np.unique(np.quantile(list(numbers.values()), shares)).tolist()
-    shown = [f"{edge:.6g}" for edge in edges]
+    shown = [in_full(edge) if declared.edges else f"{edge:.6g}" for edge in edges]
     middle = [f"{a} to below {b}" for a, b in itertools.pairwise(shown)]
     groups = [f"below {shown[0]}", *middle, f"{shown[-1]} and above"] if shown else ["all"]
     return groups, {name: int(np.searchsorted(edges, number, side="right")) for name, number in numbers.items()}

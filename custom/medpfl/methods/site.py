@@ -245,7 +245,7 @@ class Site:
     def loss_of(self) -> int | None:
         """Patients behind the loss that is reported: the last batch's; None: it was not of training samples."""
         samples, rows = self.data.splits["train"], self._place.rows
-        return None if rows is None else len(np.unique(samples.patients[samples.case[rows.numpy()]]))
+        return None if rows is None else samples.patients_behind(rows.numpy())
 
     def step(self, model: str, loss: Tensor, *others: str, term: Callable[[], None] | None = None) -> bool:
         """One optimiser step of ``models[model]``, and of ``others`` if named, down a scalar loss.

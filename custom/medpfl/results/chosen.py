@@ -59,9 +59,12 @@ def paid(summary: Summary) -> str:
         "cases support."
     )
     known = [found for row in joined if row.test.certainty and (found := row.test.certainty.gained)]
+    defined = any(row.test.metrics.get(summary.score) is not None for row in joined)  # else no number makes it sure
     if len(joined) == 1:
-        return f"{text}{_of_one(summary, joined[0].test.model, known)}"
+        return f"{text}{_of_one(summary, joined[0].test.model, known, defined)}"
     text += _trained_longer(summary, [row.test.model for row in joined])
+    if not defined:
+        return text
     if not known:
         return f"{text} They have too few test patients to say how sure that is."
     above, below = sum(low > 0 for low, _ in known), sum(high < 0 for _, high in known)
@@ -71,9 +74,11 @@ def paid(summary: Summary) -> str:
     )
 
 
-def _of_one(summary: TrainingSummary, model: str, known: list[Interval]) -> str:
-    """The further sentences, where one hospital takes another model than its own."""
+def _of_one(summary: TrainingSummary, model: str, known: list[Interval], defined: bool) -> str:
+    """The further sentences, where one hospital takes another model than its own; ``defined``: its test score is."""
     text = _trained_longer(summary, [model])
+    if not defined:
+        return text
     if not known:
         return f"{text} It has too few test patients to say how sure that is."
     ((low, high),) = known

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.data.numbers import in_full
 from medpfl.data.target import Target
 from medpfl.models.outputs import check_outputs
 from medpfl.tasks.any_input import AnyInput
@@ -71,4 +72,5 @@ class Regression(AnyInput):
 
     @property
     def reading(self) -> str:
-        return f"{self.spread:g} times the output plus {self.centre:g}{f' ({self.unit})' if self.unit else ''}"
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"{in_full(self.spread)} times the output plus {in_full(self.centre)}{unit}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.core.extras import require
+from medpfl.data.numbers import in_full
 from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
@@ -113,6 +114,17 @@ class Survival(AnyInput):
             total: Tensor = neg_partial_log_likelihood(hazard, event, place.float(), reduction="sum")
         return total / event.sum()
 
+    def importance(self, targets: Tensor) -> Tensor:
+        """By the likelihood's terms where all hazards are alike: that of an event is of its case and, by equal shares,
+        of all that were at risk then. Who was last seen before the first event is in none."""
+        time, event = targets[:, 0].contiguous(), (targets[:, 1] > 0).double()
+        in_order, order = time.sort()
+        at_risk = len(time) - torch.searchsorted(in_order, time)
+        until = torch.searchsorted(in_order, time, right=True) - 1
+        shares = (event / at_risk)[order].cumsum(dim=0)[until]
+        weights = shares + event * (1 - 2 / at_risk)  # of its own term the case has 1 less its share
+        return weights.clamp(min=0) * (len(time) / event.sum().clamp(min=1))
+
     def decide(self, outputs: Tensor) -> Tensor:
         """N logarithms of hazard ratios."""
         return outputs[:, 0].float()
@@ -151,7 +163,7 @@ class Survival(AnyInput):
         told: dict[str, str | float] = {"log_hazard_ratio": round(hazard, 6)}
         (known,) = survivals(self._baseline, torch.tensor([hazard], dtype=torch.float64))
         for horizon, survival in zip(self.horizons, known, strict=False):
-            told[f"risk_{horizon:g}"] = round(1 - float(survival), 6)
+            told[f"risk_{in_full(horizon)}"] = round(1 - float(survival), 6)
         return told
 
     def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
@@ -165,7 +177,8 @@ class Survival(AnyInput):
     def reading(self) -> str:
         if not self._baseline:
             return "the logarithm of the hazard ratio; survival is the baseline's to the power of the ratio"
-        told = ", ".join(f"{hazard:g} at {at:g}" for at, hazard in zip(self.horizons, self._baseline, strict=True))
+        each = zip(self.horizons, self._baseline, strict=True)
+        told = ", ".join(f"{hazard:g} at {in_full(at)}" for at, hazard in each)
         return (
             "the logarithm of the hazard ratio; survival is the exponential of minus the ratio times the baseline's "
             f"cumulative hazard, which is {told}{f' {self.unit}' if self.unit else ''}"

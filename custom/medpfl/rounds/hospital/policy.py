@@ -144,9 +144,10 @@ def check_scored(policy: Policy, data: SiteData) -> None:
     """
     for split in ("validation", "test"):
         samples = data.splits[split]
+        known = samples.known  # a case without any label is in no score
         for count, what in (
-            (len(samples.names), "scored cases"),
-            (len(set(samples.patients.tolist())), "patients or recordings whose cases are scored"),
+            (int(known.sum()), "scored cases"),
+            (len(set(samples.patients[known].tolist())), "patients or recordings whose cases are scored"),
         ):
             if 0 < count < policy.least_scored:
                 raise PolicyRefused(

@@ -17,6 +17,11 @@ class BinaryCrossEntropy(Loss):
 
     answers: ClassVar = (Target.LABELS,)
 
+    def importance(self, targets: Tensor) -> Tensor | None:
+        """By how many of its labels are known; nothing of a sample of which none is."""
+        known = (~targets.isnan()).sum(dim=1)
+        return None if bool((known == targets.shape[1]).all()) else known * (len(known) / known.sum().clamp(min=1))
+
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Of outputs B x C (logits) and targets B x C (1, 0, or NaN where a label is not known)."""
         known = ~targets.isnan()

@@ -65,10 +65,12 @@ class Sheet:
 
 
 def sheet_of(metric: Metric, decisions: Tensor, samples: Samples) -> Sheet:
-    """Of decisions about a non-empty split, N x ..., as ``Task.decide`` gives them."""
+    """Of decisions about a non-empty split, N x ..., as ``Task.decide`` gives them. Patients of whom nothing is known
+    are in no score, so they make none surer."""
     if isinstance(metric, CaseMetric):
         return sheet_of_cases(metric, metric.of_cases(decisions, samples), samples)
-    return Sheet(metric, decisions, samples, samples.patients[samples.case])
+    whole, known = Sheet(metric, decisions, samples, samples.patients[samples.case]), samples.known
+    return whole if known.all() or not known.any() else whole.only(known)
 
 
 def sheet_of_cases(metric: CaseMetric, values: Sequence[float], samples: Samples) -> Sheet:
