@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from medpfl.core.copied import copied
 from medpfl.core.errors import ConfigError
 
-
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 """A network may go through these, and through several side by side, before it comes to the last module."""
 
