@@ -220,7 +220,7 @@ def test_cusfls_teacher_and_pupil_are_compared_after_the_same_pass_of_a_layer(
 
 
 def test_where_cusfl_splits_a_network_with_one_activation(sites: dict[str, Path], tmp_path: Path) -> None:
-    """After the activation, the last module to give the smallest map; but it first runs after the first layer, and there
+    """After the activation, the last module to give the smallest map; it first runs after the first layer, and there
     the teacher ended: it taught nothing of the rest of the network, in silence."""
     coordinator, runners = pieces(job_of(small(CusFL), "one activation"), sites, tmp_path)
     ready(coordinator, runners)
