@@ -33,8 +33,8 @@ def check_places(scores: Tensor, targets: Tensor) -> None:
         wanted = ", ".join(map(str, ["classes", *targets.shape[1:]]))
         raise ConfigError(
             f"a network must give a score of each class at each place, a tensor of the shape [batch, {wanted}] here, "
-            f"and this one gives {list(scores.shape)}; with deep supervision it gives, in training, a list of maps, the "
-            "finest first (MONAI's DynUNet stacks them: take torch.unbind of axis 1)"
+            f"and this one gives {list(scores.shape)}; with deep supervision it gives, in training, a list of "
+            "maps, the finest first (MONAI's DynUNet stacks them: take torch.unbind of axis 1)"
         )
 
 
