@@ -19,7 +19,9 @@ from hospitals import AFFINE, SHAPE, change_json, change_yaml, save, scan, write
 from medpfl.check.check import Report, check_data
 from medpfl.check.findings import _codes
 from medpfl.check.inspection import Inspection
+from medpfl.check.pictures import picture_of
 from medpfl.cli import app
+from medpfl.data.contract import Item
 from medpfl.job import Job
 from medpfl.models.unet import UNet
 from medpfl.tasks.contract import Task
@@ -365,3 +367,13 @@ def test_an_oblique_volume_is_drawn_upright(tmp_path: Path) -> None:
     assert rows.mean() < 0.4 * height and columns.mean() < 0.4 * width
     inside = pictures[0][round(rows.mean()), round(columns.mean())]
     assert inside.min() > 200 and pictures[0][-round(rows.mean()), -round(columns.mean())].max() < 50
+
+
+def test_three_channels_of_a_volume_are_no_colours() -> None:
+    """T2, diffusion and ADC of a prostate, say, whose values are in the hundreds: the picture was white all over."""
+    rng = np.random.default_rng(0)
+    image = rng.normal(900, 200, (3, 12, 10, 4)).astype(np.float32)
+    label = (rng.random((12, 10, 4)) < 0.2).astype(np.uint8)
+    three, one = (picture_of(Item(channels, label, AFFINE)) for channels in (image, image[:1]))
+    assert three is not None and one is not None and three.pixels is not None and one.pixels is not None
+    assert np.array_equal(three.pixels, one.pixels) and one.pixels.std() > 20

@@ -87,3 +87,21 @@ def test_a_series_that_lacks_what_a_segmentation_repeats(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"a: no DICOM-SEG can be written for it: it is no complete DICOM .*StudyInst"):
         write_segments(tmp_path / "b.dcm", source, classes(), place, NAMES)
     assert not list(tmp_path.glob("*.dcm"))
+
+
+def test_a_single_frame_whose_place_stands_with_what_all_share(tmp_path: Path) -> None:
+    """DICOM allows it, and the image is read; a segmentation of it ended with an error of Python's."""
+
+    def shared(header: Any) -> None:
+        complete(header)
+        [frame] = header.PerFrameFunctionalGroupsSequence
+        header.SharedFunctionalGroupsSequence[0].PlanePositionSequence = frame.PlanePositionSequence
+        del frame.PlanePositionSequence
+
+    source, mask = (
+        write_frames(tmp_path / "one.dcm", VALUES[..., :1], affine_of(0.3), change=shared),
+        classes()[..., :1],
+    )
+    _, place = read_image(source)
+    write_segments(tmp_path / "b.dcm", source, mask, place, NAMES)
+    np.testing.assert_array_equal(read_structures(tmp_path / "b.dcm", source, mask.shape, place, {}), mask)

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from pydantic import JsonValue
 
+from dicom_frames import write_frames
 from dicom_series import affine_of, write_series
 from medpfl.component import spec_of
 from medpfl.core.errors import DataError
@@ -108,6 +109,30 @@ def test_a_patient_whose_slices_lie_deeper_is_not_left_out(tmp_path: Path) -> No
         find_volumes(tmp_path / "new")
     (tmp_path / "new" / "p2" / "CT").rename(tmp_path / "new" / "p3")
     assert [name for name, _ in find_volumes(tmp_path / "new")] == ["p1", "p3"]
+
+
+def test_volumes_of_every_format_that_is_read_are_found(tmp_path: Path) -> None:
+    """A patient in one of FreeSurfer's files, or in a multi-frame DICOM file, was left out where others lay beside."""
+    pytest.importorskip("highdicom", reason="needs the extra 'dicom'")
+    write_volume(tmp_path / "new" / "a.nii.gz")
+    values = RNG.integers(0, 99, (9, 8, 4)).astype(np.int16)
+    nib.save(nib.MGHImage(values.astype(np.float32), affine_of()), tmp_path / "new" / "b.mgz")
+    nib.save(nib.Nifti1Pair(values, affine_of()), tmp_path / "new" / "c.img")
+    write_frames(tmp_path / "new" / "d.dcm", values, affine_of())
+    write_series(tmp_path / "new" / "e", values, affine_of())
+    (tmp_path / "new" / "notes.txt").write_text("none of them")
+    assert [name for name, _ in find_volumes(tmp_path / "new")] == ["a", "b", "c", "d", "e"]
+    done = predict(of_volumes(), tmp_path / "new", tmp_path / "out")
+    assert [row["file"] for row in done.rows] == [f"{name}.nii.gz" for name in "abcde"]
+
+
+def test_series_beside_a_multi_frame_file_are_not_left_out(tmp_path: Path) -> None:
+    values = RNG.integers(0, 99, (9, 8, 4)).astype(np.int16)
+    write_frames(tmp_path / "new" / "one.dcm", values, affine_of())
+    assert [name for name, _ in find_volumes(tmp_path / "new")] == ["new"]
+    write_series(tmp_path / "new" / "p1", values, affine_of())
+    with pytest.raises(DataError, match=r"new: holds DICOM files, and beside them folders with .* 'p1'"):
+        find_volumes(tmp_path / "new")
 
 
 def test_earlier_predictions_are_no_series(tmp_path: Path) -> None:

@@ -83,6 +83,26 @@ class Repeated(Net):
         return self.head(found.mean((2, 3)))
 
 
+class InPlace(Repeated):
+    """An activation writes into what its middle gives."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.head(self.middle(self.features(inputs)).relu_().mean((2, 3)))
+
+
+class OneActivation(nn.Module):
+    """The same activation after every layer, as in EfficientNet and in many networks of one's own."""
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(channels, 4, 3, 2, 1), nn.Conv2d(4, 8, 3, 2, 1)
+        self.activation, self.head = nn.ReLU(), nn.Linear(8, outputs)
+
+    def forward(self, inputs: Tensor) -> Any:
+        found = self.activation(self.second(self.activation(self.first(inputs))))
+        return self.head(found.mean((2, 3)))
+
+
 class Shared(nn.Module):
     """One convolution is in two of its parts."""
 
@@ -146,6 +166,8 @@ MADE: dict[str, Callable[[int, int], nn.Module]] = {
     "by keyword": ByKeyword,
     "pooled": Pooled,
     "repeated": Repeated,
+    "in place": InPlace,
+    "one activation": OneActivation,
     "complex": Turned,
     "complex constant": Constant,
     "float64": lambda channels, outputs: Typed(channels, outputs, torch.float64),
@@ -182,17 +204,29 @@ def small(kind: type[Method], **args: Any) -> Method:
     return kind(batch_size=6, lr=0.01, **args)
 
 
+@pytest.mark.parametrize("kind", ["repeated", "in place"])
 def test_cusfls_teacher_and_pupil_are_compared_after_the_same_pass_of_a_layer(
-    sites: dict[str, Path], tmp_path: Path
+    sites: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
-    """The teacher's features were those of the layer's first pass, and the pupil's those of its last."""
+    """The teacher's features were those of the layer's first pass, and the pupil's those of its last; or the teacher's
+    those before an activation in place, and the pupil's those after it."""
     method = small(CusFL, split="middle", projection=None, optimizer="sgd", steps=1)
-    coordinator, runners = pieces(job_of(method, "repeated"), sites, tmp_path)
+    coordinator, runners = pieces(job_of(method, kind), sites, tmp_path)
     ready(coordinator, runners)
     round_of(coordinator, runners, 1)
     coordinator.close()
     found = {site: float(runner.models["alignment"].get_buffer("loss")) for site, runner in runners.items()}
     assert found == pytest.approx(dict.fromkeys(sites, 0.0), abs=1e-6)  # they are the same network still
+
+
+def test_where_cusfl_splits_a_network_with_one_activation(sites: dict[str, Path], tmp_path: Path) -> None:
+    """After the activation, the last module to give the smallest map; it first runs after the first layer, and there
+    the teacher ended: it taught nothing of the rest of the network, in silence."""
+    coordinator, runners = pieces(job_of(small(CusFL), "one activation"), sites, tmp_path)
+    ready(coordinator, runners)
+    coordinator.close()
+    held = next(iter(runners.values())).models["federated"].state_dict()
+    assert {key.split(".")[2] for key in held if key.startswith("extractor.")} == {"first", "second"}
 
 
 @pytest.mark.parametrize("path", ["one", "other.1", "other.2"])

@@ -12,6 +12,7 @@ from medpfl.models.contract import Architecture
 from medpfl.models.conv_pool import ConvPool
 from medpfl.models.extractor import Extractor
 from medpfl.models.resnet import ResNet
+from medpfl.models.segresnet import SegResNet
 from medpfl.models.split import find_body, watched
 
 
@@ -65,6 +66,18 @@ def test_every_architecture_can_be_split(
         network(inputs)
     assert torch.equal(extractor(inputs), seen[0])
     assert len(extractor.state_dict()) < len(network.state_dict())
+
+
+def test_lists_that_a_network_goes_through_side_by_side() -> None:
+    """SegResNet's smallest map is that of the first module on its way up, which it reaches in ``zip`` of two lists."""
+    network, shape = SegResNet(4, (1, 1, 1), (1, 1)).build((1, 16, 16, 16), 2).eval(), (1, 16, 16, 16)
+    path = find_body(network, shape)
+    assert path == "up_samples.0.0"
+    extractor, inputs = Extractor(network, path, shape).eval(), torch.randn(2, *shape)
+    with watched(network, path) as seen:
+        network(inputs)
+    assert torch.equal(extractor(inputs), seen[0])
+    assert not [key for key in extractor.state_dict() if "up_layers" in key or "conv_final" in key]
 
 
 def test_the_papers_splits() -> None:

@@ -2,6 +2,7 @@
 """Losses: worked out by hand, equal to torch's and scikit-learn's, what they refuse, and that counts stay at home."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,16 @@ def test_deep_supervision_weighs_each_level_half_of_the_one_before() -> None:
     expected = (4 * parts[0] + 2 * parts[1] + parts[2]) / 7
     assert float(loss([fine, middle, coarse], targets)) == pytest.approx(float(expected))
     assert torch.equal(loss([fine], targets), loss(fine, targets))
+
+
+@pytest.mark.parametrize("loss", [DiceCE(), DiceFocal(), Tversky(), CrossEntropy(), Focal()], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 3, 8, 8, 4), (2, 3, 4, 4, 2), (2, 3)])
+def test_maps_of_other_places_are_told(loss: Loss, shape: tuple[int, ...]) -> None:
+    """MONAI's DynUNet stacks the maps of its deep supervision; a map may be too small, or none. It ended in errors of
+    MONAI's and torch's."""
+    told = r"the shape \[batch, classes, 8, 8, 4\] here, and this one gives " + re.escape(str(list(shape)))
+    with pytest.raises(ConfigError, match=told):
+        loss(torch.zeros(shape), torch.ones(2, 8, 8, 4, dtype=torch.uint8))
 
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:

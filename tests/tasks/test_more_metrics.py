@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from sklearn.metrics import average_precision_score, brier_score_loss, recall_score
 from torch import Tensor
 
@@ -206,6 +207,21 @@ def test_one_slice_is_measured_in_its_plane() -> None:
         return float(compute_hausdorff_distance(one, other, include_background=True, percentile=95, spacing=spacing))
 
     assert of(HD95, found, truth) == pytest.approx(distance(9, 9)) and distance(9, 9) > 1 > distance(9, 9, 1)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_sagittal_or_coronal_slice_is_measured_in_its_plane_too(axis: int) -> None:
+    """Masks H x W x D of one slice along any axis, against surfaces and distances by SciPy."""
+    rng = np.random.default_rng(axis)
+    spacing = [mm for place, mm in enumerate(SPACING) if place != axis]
+    found, truth = (ndimage.binary_opening(ndimage.gaussian_filter(rng.random((11, 9)), 1) > 0.5) for _ in range(2))
+    edges = [mask & ~ndimage.binary_erosion(mask) for mask in (found, truth)]
+    apart = [ndimage.distance_transform_edt(~other, sampling=spacing)[edge] for edge, other in (edges, edges[::-1])]
+    near = sum(int((each <= 2.0).sum()) for each in apart) / sum(map(len, apart))
+    flat = [torch.from_numpy(mask).unsqueeze(axis) for mask in (found, truth)]
+    expected = max(float(np.percentile(each, 95)) for each in apart)
+    assert HD95.of_masks(*flat) == pytest.approx(expected, rel=1e-5) and expected > 0
+    assert SURFACE.of_masks(*flat) == pytest.approx(near, abs=1e-5) and 0 < near < 1
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ class Picture:
 def picture_of(item: Item) -> Picture | None:
     """A picture of a case; None for a row of a table.
 
-    A volume is shown by the axial slice that holds most of the labelled voxels (the middle one if there is none), the
-    patient's right on the left, in true proportions; a recording by its first channels.
+    A volume is shown by its first channel in the axial slice that holds most of the labelled voxels (the middle one if
+    there is none), the patient's right on the left, in true proportions; a recording by its first channels.
     """
     if item.image.ndim == 1:
         return None
@@ -58,7 +58,7 @@ def picture_of(item: Item) -> Picture | None:
     label = item.target if isinstance(item.target, np.ndarray) else None
     image, size = item.image, (1.0, 1.0)
     if image.ndim == 4:
-        image, label, size = _slice(image, label, item.affine)
+        image, label, size = _slice(image[:1], label, item.affine)  # three channels of a volume are no colours
     return Picture(draw(image, [] if label is None else [Outline(label)], size))
 
 

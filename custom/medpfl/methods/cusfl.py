@@ -157,7 +157,7 @@ class CusFL(Method):
         """f and g with the job's initial weights."""
         network = build.network()
         default: str | None = getattr(getattr(build.task, "architecture", None), "extractor", None)
-        path = self.split or default or find_body(network, build.input_shape)
+        path = self.split or default or find_body(network, build.input_shape, first=True)
         extractor = Extractor(network, path, build.input_shape)
         if self.projection is None:
             return Guide(extractor, None)
@@ -208,13 +208,13 @@ class CusFL(Method):
         personal, teacher = site.models["personal"], site.models["federated"]
         assert isinstance(teacher, Guide)
         with site.autocast():
-            with watched(personal, teacher.extractor.path) as seen:
+            with watched(personal, teacher.extractor.path, lambda found: pooled(found).clone()) as seen:
                 outputs = personal(batch.inputs)
             task = site.task.loss(outputs, batch.targets)
             if ratio:
                 with torch.set_grad_enabled(not self.frozen):
                     taught = teacher(batch.inputs)
-                own = project(pooled(seen[0]), site.models)  # f ends where its last module first has run
+                own = project(seen[0], site.models)  # f ends where its last module first has run
                 if self.alignment == "cosine":
                     aligned = similarity_loss(taught, own)
                 else:

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from medpfl.core.copied import copied
 from medpfl.core.errors import ConfigError
 
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+"""A network may go through these, and through several side by side, before it comes to the last module."""
+
 
 class _Done(Exception):
     """Carries what the module gave out of the network's forward pass."""
@@ -106,7 +109,7 @@ def _strip(module: nn.Module, path: str, begun: set[str], ended: set[str]) -> No
         inner = f"{path}.{name}" if path else name
         if child is None or inner in ended:
             continue
-        if any(_inside(other, inner) for other in begun):
+        if isinstance(child, _LISTS) or any(_inside(other, inner) for other in begun):
             _strip(child, inner, begun, ended)
         else:
             setattr(module, name, nn.Identity())

@@ -23,6 +23,21 @@ def check_outputs(found: object, several: bool = False) -> None:
     raise ConfigError(f"a network must give a tensor, batch x outputs x ..., and this one gives {got}{more}")
 
 
+def check_places(scores: Tensor, targets: Tensor) -> None:
+    """Scores, B x C x ..., are of the very places that the targets, B x ..., have.
+
+    Raises:
+        ConfigError: they are of others.
+    """
+    if scores.shape[2:] != targets.shape[1:]:
+        wanted = ", ".join(map(str, ["classes", *targets.shape[1:]]))
+        raise ConfigError(
+            f"a network must give a score of each class at each place, a tensor of the shape [batch, {wanted}] here, "
+            f"and this one gives {list(scores.shape)}; with deep supervision it gives, in training, a list of "
+            "maps, the finest first (MONAI's DynUNet stacks them: take torch.unbind of axis 1)"
+        )
+
+
 def check_classes(shares: Tensor, classes: int) -> None:
     """Probabilities, N x C, are those of all classes and of no others.
 

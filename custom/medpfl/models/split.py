@@ -2,7 +2,7 @@
 """Where a network's body ends and its head begins, found by running it once."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,14 +12,20 @@ from medpfl.core.errors import ConfigError
 from medpfl.models.outputs import check_outputs
 
 
-def find_body(network: nn.Module, input_shape: tuple[int, ...]) -> str:
+def find_body(network: nn.Module, input_shape: tuple[int, ...], first: bool = False) -> str:
     """Path of the last module to give the smallest feature map of more than one position: the last stage of a
     classifier before its pooling, the bottleneck of a UNet.
+
+    Args:
+        first: go by what a module gives when it first runs. One that runs several times, such as the activation after
+            each of a network's layers, is the last by its last run; who stops after the first needs another one.
 
     Raises:
         ConfigError: no module below the network gives a feature map.
     """
-    maps = {path: shape for path, shape in _run(network, input_shape).items() if path and _is_map(shape, input_shape)}
+    maps = {
+        path: shape for path, shape in _run(network, input_shape, first).items() if path and _is_map(shape, input_shape)
+    }
     if not maps:
         raise ConfigError(
             f"{type(network).__name__} gives no feature map for inputs of shape {input_shape}; name the module that "
@@ -65,14 +71,14 @@ def _is_map(shape: torch.Size, input_shape: tuple[int, ...]) -> bool:
     return len(shape) == len(input_shape) + 1 and math.prod(shape[2:]) > 1
 
 
-def _run(network: nn.Module, input_shape: tuple[int, ...]) -> dict[str, torch.Size]:
-    """Path to output shape of every module that gives a tensor, in the order in which they (last) finish. Neither
-    weights, nor running statistics, nor the random generator change."""
+def _run(network: nn.Module, input_shape: tuple[int, ...], first: bool = False) -> dict[str, torch.Size]:
+    """Path to output shape of every module that gives a tensor, in the order in which they last (or ``first``) finish.
+    Neither weights, nor running statistics, nor the random generator change."""
     found: dict[str, torch.Size] = {}
 
     def watch(path: str) -> None:
         def note(module: nn.Module, args: object, output: object) -> None:
-            if isinstance(output, Tensor):
+            if isinstance(output, Tensor) and not (first and path in found):
                 found.pop(path, None)
                 found[path] = output.shape
 
@@ -95,10 +101,16 @@ def _run(network: nn.Module, input_shape: tuple[int, ...]) -> dict[str, torch.Si
 
 
 @contextmanager
-def watched(network: nn.Module, path: str) -> Iterator[list[Tensor]]:
-    """What the module at ``path`` gave in each forward pass inside the block."""
+def watched(
+    network: nn.Module, path: str, of: Callable[[Tensor], Tensor] = lambda output: output
+) -> Iterator[list[Tensor]]:
+    """What the module at ``path`` gave in each forward pass inside the block.
+
+    Args:
+        of: what is kept of it, before the next module runs, which may write into it (an activation in place).
+    """
     seen: list[Tensor] = []
-    handle = network.get_submodule(path).register_forward_hook(lambda module, args, output: seen.append(output))
+    handle = network.get_submodule(path).register_forward_hook(lambda module, args, output: seen.append(of(output)))
     try:
         yield seen
     finally:

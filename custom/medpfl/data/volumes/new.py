@@ -28,6 +28,11 @@ from medpfl.data.volumes.write_segments import is_dicom, write_segments
 if TYPE_CHECKING:
     from torch import Tensor
 
+_FILES = (*NIFTI, ".mgh", ".mgz", ".img")
+"""Of volumes that nibabel reads; an .img has its header in the .hdr beside it."""
+_FRAMES = ".dcm"
+"""Beside other volumes it is a multi-frame file; of a slice instead its reader says so."""
+
 
 class Fitted(Strict):
     """Of the foreground of the training part, by channel; see ``Foreground``."""
@@ -90,8 +95,8 @@ def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
     """Names and files of the volumes that a path means, sorted by name.
 
     Args:
-        path: a NIfTI file; a folder that is a DICOM series; a folder of NIfTI files and series; or a datalist (JSON),
-            of which every list is taken.
+        path: a volume's file; a folder that is a DICOM series; a folder of volumes' files and series; or a datalist
+            (JSON), of which every list is taken.
 
     Raises:
         DataError: there are none, or two of one name.
@@ -99,16 +104,18 @@ def find_volumes(path: Path) -> list[tuple[str, tuple[Path, ...]]]:
     if path.suffix == ".json":
         found = _listed(path)
     elif path.is_dir() and not _is_series(path):
-        inner = [p for p in sorted(path.iterdir()) if _is_volume(p) or (p.is_dir() and _is_series(p))]
+        inner = [p for p in sorted(path.iterdir()) if _is_volume(p, _FRAMES) or (p.is_dir() and _is_series(p))]
         if series := [p for p in inner if p.is_dir()]:
             _refuse_deeper(path, series)
         found = [(_name(p), (p,)) for p in inner]
     elif path.exists():
+        if path.is_dir():
+            _refuse_beside(path)
         found = [(_name(path), (path,))]
     else:
         raise DataError(f"{path}: no such file")
     if not found:
-        raise DataError(f"{path}: holds no volume ({', '.join((*NIFTI, *ITK))}) and no folder with a DICOM series")
+        raise DataError(f"{path}: holds no volume ({', '.join((*_FILES, *ITK))}) and no folder with a DICOM series")
     names = [name for name, _ in found]
     for name, files in found:
         if names.count(name) > 1:
@@ -124,6 +131,16 @@ def _refuse_deeper(path: Path, series: list[Path]) -> None:
             raise DataError(
                 f"{deeper}: this DICOM series lies a folder deeper than {series[0].name}'s and would be left out; put "
                 f"every series into a folder of its own right below {path}"
+            )
+
+
+def _refuse_beside(path: Path) -> None:
+    """Raises DataError: a folder with DICOM files of its own has folders with series, too, which would be left out."""
+    for folder in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        if _is_series(folder):
+            raise DataError(
+                f"{path}: holds DICOM files, and beside them folders with a DICOM series, such as '{folder.name}', "
+                "which would be left out; put every series, and every multi-frame file, into a folder of its own"
             )
 
 
@@ -159,13 +176,15 @@ def name_of_item(item: Any) -> str:
 def _name(path: Path) -> str:
     # Not resolve(): where data are links into a store, the link has the name and its target a hash.
     name = path.absolute().name
-    for suffix in (".gz", ".nii", ".dcm"):
+    for suffix in (".gz", *_FILES, _FRAMES):
         name = name[: -len(suffix)] if name.lower().endswith(suffix) else name
     return Path(name).stem if is_itk(path) else name
 
 
-def _is_volume(path: Path) -> bool:
-    return path.is_file() and (path.name.lower().endswith(NIFTI) or is_itk(path)) and not path.name.startswith(".")
+def _is_volume(path: Path, *more: str) -> bool:
+    """A file that is a volume by its name, or has one of ``more`` suffixes."""
+    named = path.name.lower().endswith((*_FILES, *more)) or is_itk(path)
+    return path.is_file() and named and not path.name.startswith(".")
 
 
 def _is_series(path: Path) -> bool:

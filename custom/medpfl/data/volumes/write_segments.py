@@ -87,9 +87,12 @@ def _source(source: Path) -> tuple[list[Any], NDArray[np.float64]]:
     import pydicom
 
     if found := frames_of(source):
-        file, header = found
-        frames = header.PerFrameFunctionalGroupsSequence
-        return [pydicom.dcmread(file)], np.array([_position(frame.PlanePositionSequence[0]) for frame in frames])
+        image = pydicom.dcmread(found[0])
+        frames = image.PerFrameFunctionalGroupsSequence
+        for frame in frames:  # the place of a single one may stand with what all share, where highdicom does not look
+            if "PlanePositionSequence" not in frame:
+                frame.PlanePositionSequence = image.SharedFunctionalGroupsSequence[0].PlanePositionSequence
+        return [image], np.array([_position(frame.PlanePositionSequence[0]) for frame in frames])
     files = [path for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith(".")]
     images = [pydicom.dcmread(file) for file in files]
     return images, np.array([_position(image) for image in images])

@@ -11,7 +11,7 @@ from torch import Tensor
 from medpfl.core.checked import Checked
 from medpfl.core.errors import ConfigError, shown
 from medpfl.data.target import Target
-from medpfl.models.outputs import check_outputs
+from medpfl.models.outputs import check_outputs, check_places
 
 
 class Loss(Checked):
@@ -71,6 +71,8 @@ class Loss(Checked):
         return deeply_supervised(self._checked, outputs, targets)
 
     def _checked(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if Target.MASK in self.answers:
+            check_places(outputs, targets)
         found: object = self.of(outputs, targets)
         if not isinstance(found, Tensor) or found.numel() != 1:
             got = f"a tensor of the shape {list(found.shape)}" if isinstance(found, Tensor) else shown(found)

@@ -129,11 +129,14 @@ class InSpace(MaskMetric):
         return [self.of_masks(found == number, truth == number) for number in range(1, classes)]
 
     def _flat(self, *masks: Tensor) -> tuple[list[Tensor], list[float]]:
-        """As MONAI has them, 1 x 1 x H x W x D, and the spacing; without D where there is one slice, every voxel of
-        which would lie on the surface."""
-        if masks[0].shape[2] == 1:
-            return [mask[None, None, :, :, 0] for mask in masks], list(self.spacing[:2])
-        return [mask[None, None] for mask in masks], list(self.spacing)
+        """As MONAI has them, 1 x 1 x H x W x D, and the spacing; without the axis along which there is one slice, be it
+        axial, sagittal or coronal: every voxel of it would lie on the surface."""
+        lengths, spacing = list(masks[0].shape), list(self.spacing)
+        if 1 in lengths:
+            axis = 2 - lengths[::-1].index(1)
+            del spacing[axis]
+            masks = tuple(mask.squeeze(axis) for mask in masks)
+        return [mask[None, None] for mask in masks], spacing
 
 
 class HD95(InSpace):
