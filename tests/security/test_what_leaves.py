@@ -107,25 +107,30 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path]
 def test_of_every_method_the_list_and_its_sizes_are_those_of_the_messages(
     name: str, both: dict[bool, dict[str, Path]], tmp_path: Path
 ) -> None:
-    """Of what, how often, and of which shapes and bytes."""
+    """Of what, how often, and of which shapes and bytes; and which numbers of its own a method tells."""
     small = EVERY[name]
     job, files = small.job(), both[small.images]
     lines = prospect(job, load_site_file(files["anna"]), len(files)).lines
     expected, seen = listed(job, len(files)), Counter[str]()
     found: Seen = set()
     tensors: dict[str, dict[str, Any]] = {}
+    numbers: set[str] = set()
 
     def heard(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
         if site == "anna":
             task = asked.header.task
             seen[task] += 1
             found.update(look(task, honest))
+            told = json.loads(from_shareable(honest).meta["medpfl"])["content"].get("metrics", ())
+            numbers.update(line["model"] for line in told if line["model"] in line["metrics"])
             tensors.setdefault(task, {}).update(from_shareable(honest).data)
         return honest
 
     attacked(job, files, tmp_path, heard)
     assert found == expected
     for line in lines:
+        if line.what == "metrics" and line.when in ("train", "validate"):
+            assert set(filter(None, line.meaning.partition("own numbers about its models: ")[2].split(", "))) == numbers
         times = "once" if seen[line.when] == 1 else f"{seen[line.when]} times"
         assert line.often.partition(",")[0] == times or line.often == f"at most {job.settings.rounds} times", line
         slot = line.what.partition("'")[2].rstrip("'")
@@ -174,6 +179,7 @@ def test_of_a_job_with_noise_the_list_says_what_has_it_and_what_stays() -> None:
     job = EVERY["FedSM"].job(privacy=ClippedNoise(clip=0.5, noise_multiplier=2.0))
     said = {one.what: one.meaning for one in leaves_of(job, 2) if one.when == "train"}
     assert said["loss"].startswith("nothing: a job that asks for privacy")
+    assert "own numbers" not in said["metrics"]  # they are withheld
     for slot in job.mixers:
         assert "shortened to 0.5 and has noise of 2.0 times that" in said[f"tensors of slot '{slot}'"]
     assert said["tensors of slot 'selector'"].startswith("gradients")
@@ -250,6 +256,23 @@ def test_the_page_for_hospital_it_has_what_the_command_says() -> None:
     said = CliRunner().invoke(app, ["leaves", "softpull_phantom"], env={"COLUMNS": "400"})
     assert said.exit_code == 0 and "| train | loss | the training loss" in said.output
     assert said.output.strip() in (ROOT / "docs" / "roles" / "hospital-it.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_a_method_names_the_numbers_of_its_own_that_leave() -> None:
+    """APFL's page said of its alpha that it is in no message, and every validation told it."""
+    told = {
+        "auto.md": "three weights w", "cusfl.md": "four numbers of the alignment", "mh_pflid.md": "receiver_correlation",
+        "fedsm.md": "selector_accuracy",
+    }  # fmt: skip
+    for page, words in told.items():
+        section = (ROOT / "docs" / "methods" / page).read_text(encoding="utf-8").split("## Privacy: what leaves")[1]
+        assert words in section, page
+    baselines = (ROOT / "docs" / "methods" / "baselines.md").read_text(encoding="utf-8")
+    section = baselines.split("## Privacy: what leaves")[1]
+    for small in EVERY.values():
+        for name in small.kind.diagnoses:
+            if small.kind.__name__ in ("APFL", "MoE"):
+                assert f"`{name}`" in section, name
 
 
 def test_short_lists_on_pages_name_what_the_whole_list_names() -> None:

@@ -77,6 +77,10 @@ def leaves_of(
             found.append(Leaving(task, "coded", told, times[task], "the server"))
     if job.method.privacy is not None:
         found = [replace(one, meaning=_WITHHELD) if (one.when, one.what) == ("train", "loss") else one for one in found]
+    elif numbers := ", ".join(terms_of(job).plan.numbers):
+        told = f"; beside them the method's own numbers about its models: {numbers}"
+        validated = [("train", "metrics"), ("validate", "metrics")]
+        found = [replace(one, meaning=one.meaning + told) if (one.when, one.what) in validated else one for one in found]
     return found
 
 
