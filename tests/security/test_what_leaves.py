@@ -15,6 +15,7 @@ from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
+from torch import nn
 from typer.testing import CliRunner
 
 from every_method import EVERY, write_both
@@ -28,7 +29,7 @@ from medpfl.core.mixers import Mean, Mixer, NetworkProx
 from medpfl.data.site_file import load_site_file
 from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.job.codecs import Codecs
-from medpfl.methods.contract import Method
+from medpfl.methods.contract import Method, Site
 from medpfl.methods.dsfl import DSFL
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.feddf import FedDF
@@ -44,7 +45,7 @@ from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Plan, Reply, Sizes
 from small_jobs import small_job
-from tools import exchange, pieces, run
+from tools import exchange, pieces, ready, run
 
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Job]
@@ -160,6 +161,28 @@ def test_who_sees_a_hospital_s_model_by_itself_is_said() -> None:
     assert set(seen("FedSMEnsemble").values()) > {server}
 
 
+def test_ifca_shows_the_others_the_model_of_who_alone_has_chosen_it(
+    both: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list said that other hospitals see it mixed, and the mean of one is that one."""
+
+    def loss(site: Site, network: nn.Module) -> float:  # anna takes the first model, berta the second
+        return float((network is site.models["cluster0"]) == (site.name == "berta"))
+
+    monkeypatch.setattr("medpfl.methods.ifca._training_loss", loss)
+    job = EVERY["IFCA"].job()
+    coordinator, runners = pieces(job, both[False], tmp_path)
+    ready(coordinator, runners)
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
+    sent = {key: tensor.clone() for key, tensor in replies["anna"].slots["cluster0"].items()}
+    coordinator.rounds.take_train(1, replies)
+    shown = coordinator.rounds.train_messages(2, coordinator.joined)["berta"].slots["cluster0"]
+    weights = [key for key, tensor in sent.items() if tensor.is_floating_point()]  # counts and flags are not mixed
+    assert len(weights) > 4 and all(torch.equal(sent[key], shown[key]) for key in weights)
+    told = {line.what: line.shown for line in leaves_of(job, 2) if line.when == "train"}
+    assert told["tensors of slot 'cluster0'"].endswith("by itself where no other hospital has chosen the same model")
+
+
 def on_the_wire(job: Job | EvaluationJob, sites: dict[str, Path], folder: Path, coded: bool = False) -> Seen:
     """What FLARE carries from the hospitals, after all filters."""
     harness = Harness(job, sites, folder).run()
@@ -261,8 +284,8 @@ def test_the_page_for_hospital_it_has_what_the_command_says() -> None:
 def test_the_page_of_a_method_names_the_numbers_of_its_own_that_leave() -> None:
     """APFL's page said of its alpha that it is in no message, and every validation told it."""
     told = {
-        "auto.md": "three weights w", "cusfl.md": "four numbers of the alignment", "mh_pflid.md": "receiver_correlation",
-        "fedsm.md": "selector_accuracy",
+        "auto.md": "three weights w", "cusfl.md": "four numbers of the alignment", "fedsm.md": "selector_accuracy",
+        "mh_pflid.md": "receiver_correlation",
     }  # fmt: skip
     for page, words in told.items():
         section = (ROOT / "docs" / "methods" / page).read_text(encoding="utf-8").split("## Privacy: what leaves")[1]

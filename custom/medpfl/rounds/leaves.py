@@ -79,8 +79,8 @@ def leaves_of(
         found = [replace(one, meaning=_WITHHELD) if (one.when, one.what) == ("train", "loss") else one for one in found]
     elif numbers := ", ".join(terms_of(job).plan.numbers):
         told = f"; beside them the method's own numbers about its models: {numbers}"
-        validated = [("train", "metrics"), ("validate", "metrics")]
-        found = [replace(one, meaning=one.meaning + told) if (one.when, one.what) in validated else one for one in found]
+        lines = (("train", "metrics"), ("validate", "metrics"))
+        found = [replace(one, meaning=one.meaning + told) if (one.when, one.what) in lines else one for one in found]
     return found
 
 
@@ -161,10 +161,12 @@ def _shown_to(job: Job, apart: Collection[str]) -> dict[str, str]:
     joint = job.method.joint(_ANY_TWO)
     whole = {slot for slot, whose in joint.sources().values() if whose} if joint else set()
     found = {}
-    for slot in job.mixers:
+    for slot, mixer in job.mixers.items():
         told = "the other hospitals, mixed" if job.settings.encryption else f"{SERVER}; the other hospitals, mixed"
         if slot in apart:
             told += ", and each hospital's by itself"
+        if mixer.apart:
+            told += f", and by itself {mixer.apart}"
         if slot in whole:
             told += "; by itself whoever gets the job's super model"
         found[slot] = told
