@@ -183,6 +183,16 @@ def test_ifca_shows_the_others_the_model_of_who_alone_has_chosen_it(
     assert told["tensors of slot 'cluster0'"].endswith("by itself where no other hospital has chosen the same model")
 
 
+def test_where_rounds_ask_some_hospitals_the_list_says_how_often_at_most() -> None:
+    """It said that a hospital trains in every round, where two of four are drawn for each."""
+    job = EVERY["PFedNet, alternating"].job(4)
+    for asked, start in ((None, ""), (2, "at most ")):
+        some = replace(job, settings=replace(job.settings, hospitals_per_round=asked))
+        often = {line.when: line.often for line in leaves_of(some, 4)}
+        assert (often["train"], often["refine"]) == (f"{start}4 times", f"{start}4 times")
+        assert often["validate"] == often["finish"] == "once"  # all that joined are asked in the end
+
+
 def on_the_wire(job: Job | EvaluationJob, sites: dict[str, Path], folder: Path, coded: bool = False) -> Seen:
     """What FLARE carries from the hospitals, after all filters."""
     harness = Harness(job, sites, folder).run()

@@ -89,12 +89,13 @@ def _times(job: Job, hospitals: int) -> dict[str, str]:
     rounds = range(1, job.settings.rounds + 1)
     mixers = [mixer for mixer in job.mixers.values() if mixer.travels]
     asked = sum(any(mixer.wants(number, hospitals) for mixer in mixers) for number in rounds)
+    at_most = "" if job.settings.hospitals_per_round is None else "at most "  # who is asked is drawn for each round
     return {
         "plan": "once, before a new run",
         "init": "once, and again when a run is resumed",
         "statistics": _count(asked) if asked < 2 else f"at most {_count(asked)}",  # some are asked for until known
-        "train": _count(len(rounds)),
-        "refine": _count(sum(terms_of(job).plan.steps)),
+        "train": at_most + _count(len(rounds)),
+        "refine": at_most + _count(sum(terms_of(job).plan.steps)),
         "validate": "once",
         "finish": "once",
     }
