@@ -15,6 +15,7 @@ from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.utils import fobs
+from torch import nn
 from typer.testing import CliRunner
 
 from every_method import EVERY, write_both
@@ -28,7 +29,7 @@ from medpfl.core.mixers import Mean, Mixer, NetworkProx
 from medpfl.data.site_file import load_site_file
 from medpfl.job import EvaluationJob, Job, load_job, write_evaluation_job
 from medpfl.job.codecs import Codecs
-from medpfl.methods.contract import Method
+from medpfl.methods.contract import Method, Site
 from medpfl.methods.dsfl import DSFL
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.feddf import FedDF
@@ -44,7 +45,7 @@ from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Plan, Reply, Sizes
 from small_jobs import small_job
-from tools import exchange, pieces, run
+from tools import exchange, pieces, ready, run
 
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Job]
@@ -107,25 +108,30 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, Path]
 def test_of_every_method_the_list_and_its_sizes_are_those_of_the_messages(
     name: str, both: dict[bool, dict[str, Path]], tmp_path: Path
 ) -> None:
-    """Of what, how often, and of which shapes and bytes."""
+    """Of what, how often, and of which shapes and bytes; and which numbers of its own a method tells."""
     small = EVERY[name]
     job, files = small.job(), both[small.images]
     lines = prospect(job, load_site_file(files["anna"]), len(files)).lines
     expected, seen = listed(job, len(files)), Counter[str]()
     found: Seen = set()
     tensors: dict[str, dict[str, Any]] = {}
+    numbers: set[str] = set()
 
     def heard(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
         if site == "anna":
             task = asked.header.task
             seen[task] += 1
             found.update(look(task, honest))
+            told = json.loads(from_shareable(honest).meta["medpfl"])["content"].get("metrics", ())
+            numbers.update(line["model"] for line in told if line["model"] in line["metrics"])
             tensors.setdefault(task, {}).update(from_shareable(honest).data)
         return honest
 
     attacked(job, files, tmp_path, heard)
     assert found == expected
     for line in lines:
+        if line.what == "metrics" and line.when in ("train", "validate"):
+            assert set(filter(None, line.meaning.partition("own numbers about its models: ")[2].split(", "))) == numbers
         times = "once" if seen[line.when] == 1 else f"{seen[line.when]} times"
         assert line.often.partition(",")[0] == times or line.often == f"at most {job.settings.rounds} times", line
         slot = line.what.partition("'")[2].rstrip("'")
@@ -155,6 +161,38 @@ def test_who_sees_a_hospital_s_model_by_itself_is_said() -> None:
     assert set(seen("FedSMEnsemble").values()) > {server}
 
 
+def test_ifca_shows_the_others_the_model_of_who_alone_has_chosen_it(
+    both: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list said that other hospitals see it mixed, and the mean of one is that one."""
+
+    def loss(site: Site, network: nn.Module) -> float:  # anna takes the first model, berta the second
+        return float((network is site.models["cluster0"]) == (site.name == "berta"))
+
+    monkeypatch.setattr("medpfl.methods.ifca._training_loss", loss)
+    job = EVERY["IFCA"].job()
+    coordinator, runners = pieces(job, both[False], tmp_path)
+    ready(coordinator, runners)
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
+    sent = {key: tensor.clone() for key, tensor in replies["anna"].slots["cluster0"].items()}
+    coordinator.rounds.take_train(1, replies)
+    shown = coordinator.rounds.train_messages(2, coordinator.joined)["berta"].slots["cluster0"]
+    weights = [key for key, tensor in sent.items() if tensor.is_floating_point()]  # counts and flags are not mixed
+    assert len(weights) > 4 and all(torch.equal(sent[key], shown[key]) for key in weights)
+    told = {line.what: line.shown for line in leaves_of(job, 2) if line.when == "train"}
+    assert told["tensors of slot 'cluster0'"].endswith("by itself where no other hospital has chosen the same model")
+
+
+def test_where_rounds_ask_some_hospitals_the_list_says_how_often_at_most() -> None:
+    """It said that a hospital trains in every round, where two of four are drawn for each."""
+    job = EVERY["PFedNet, alternating"].job(4)
+    for asked, start in ((None, ""), (2, "at most ")):
+        some = replace(job, settings=replace(job.settings, hospitals_per_round=asked))
+        often = {line.when: line.often for line in leaves_of(some, 4)}
+        assert (often["train"], often["refine"]) == (f"{start}4 times", f"{start}4 times")
+        assert often["validate"] == often["finish"] == "once"  # all that joined are asked in the end
+
+
 def on_the_wire(job: Job | EvaluationJob, sites: dict[str, Path], folder: Path, coded: bool = False) -> Seen:
     """What FLARE carries from the hospitals, after all filters."""
     harness = Harness(job, sites, folder).run()
@@ -174,6 +212,7 @@ def test_of_a_job_with_noise_the_list_says_what_has_it_and_what_stays() -> None:
     job = EVERY["FedSM"].job(privacy=ClippedNoise(clip=0.5, noise_multiplier=2.0))
     said = {one.what: one.meaning for one in leaves_of(job, 2) if one.when == "train"}
     assert said["loss"].startswith("nothing: a job that asks for privacy")
+    assert "own numbers" not in said["metrics"]  # they are withheld
     for slot in job.mixers:
         assert "shortened to 0.5 and has noise of 2.0 times that" in said[f"tensors of slot '{slot}'"]
     assert said["tensors of slot 'selector'"].startswith("gradients")
@@ -250,6 +289,23 @@ def test_the_page_for_hospital_it_has_what_the_command_says() -> None:
     said = CliRunner().invoke(app, ["leaves", "softpull_phantom"], env={"COLUMNS": "400"})
     assert said.exit_code == 0 and "| train | loss | the training loss" in said.output
     assert said.output.strip() in (ROOT / "docs" / "roles" / "hospital-it.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_a_method_names_the_numbers_of_its_own_that_leave() -> None:
+    """APFL's page said of its alpha that it is in no message, and every validation told it."""
+    told = {
+        "auto.md": "three weights w", "cusfl.md": "four numbers of the alignment", "fedsm.md": "selector_accuracy",
+        "mh_pflid.md": "receiver_correlation",
+    }  # fmt: skip
+    for page, words in told.items():
+        section = (ROOT / "docs" / "methods" / page).read_text(encoding="utf-8").split("## Privacy: what leaves")[1]
+        assert words in section, page
+    baselines = (ROOT / "docs" / "methods" / "baselines.md").read_text(encoding="utf-8")
+    section = baselines.split("## Privacy: what leaves")[1]
+    for small in EVERY.values():
+        for name in small.kind.diagnoses:
+            if small.kind.__name__ in ("APFL", "MoE"):
+                assert f"`{name}`" in section, name
 
 
 def test_short_lists_on_pages_name_what_the_whole_list_names() -> None:

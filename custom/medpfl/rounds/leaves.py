@@ -77,6 +77,10 @@ def leaves_of(
             found.append(Leaving(task, "coded", told, times[task], "the server"))
     if job.method.privacy is not None:
         found = [replace(one, meaning=_WITHHELD) if (one.when, one.what) == ("train", "loss") else one for one in found]
+    elif numbers := ", ".join(terms_of(job).plan.numbers):
+        told = f"; beside them the method's own numbers about its models: {numbers}"
+        lines = (("train", "metrics"), ("validate", "metrics"))
+        found = [replace(one, meaning=one.meaning + told) if (one.when, one.what) in lines else one for one in found]
     return found
 
 
@@ -85,12 +89,13 @@ def _times(job: Job, hospitals: int) -> dict[str, str]:
     rounds = range(1, job.settings.rounds + 1)
     mixers = [mixer for mixer in job.mixers.values() if mixer.travels]
     asked = sum(any(mixer.wants(number, hospitals) for mixer in mixers) for number in rounds)
+    at_most = "" if job.settings.hospitals_per_round is None else "at most "  # who is asked is drawn for each round
     return {
         "plan": "once, before a new run",
         "init": "once, and again when a run is resumed",
         "statistics": _count(asked) if asked < 2 else f"at most {_count(asked)}",  # some are asked for until known
-        "train": _count(len(rounds)),
-        "refine": _count(sum(terms_of(job).plan.steps)),
+        "train": at_most + _count(len(rounds)),
+        "refine": at_most + _count(sum(terms_of(job).plan.steps)),
         "validate": "once",
         "finish": "once",
     }
@@ -157,10 +162,12 @@ def _shown_to(job: Job, apart: Collection[str]) -> dict[str, str]:
     joint = job.method.joint(_ANY_TWO)
     whole = {slot for slot, whose in joint.sources().values() if whose} if joint else set()
     found = {}
-    for slot in job.mixers:
+    for slot, mixer in job.mixers.items():
         told = "the other hospitals, mixed" if job.settings.encryption else f"{SERVER}; the other hospitals, mixed"
         if slot in apart:
             told += ", and each hospital's by itself"
+        if mixer.apart:
+            told += f", and by itself {mixer.apart}"
         if slot in whole:
             told += "; by itself whoever gets the job's super model"
         found[slot] = told

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,8 @@ CHOSEN = "chosen"
 @dataclass(frozen=True)
 class ClusterMean(Mixer):
     """A = 1 p^T with p_k = n_k / n over the hospitals that answered and chose; nobody did: the model stays."""
+
+    apart: ClassVar = "where no other hospital has chosen the same model"
 
     @property
     def remembers(self) -> Literal["copies"]:

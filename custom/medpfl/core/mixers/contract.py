@@ -52,6 +52,9 @@ class Mixer(Checked):
     """False: the slot stays at the hospital and the server never sees it."""
     takes: ClassVar[Literal["weights", "gradients"]] = "weights"
     """What hospitals send it; a job whose method sends the other is refused."""
+    apart: ClassVar[str] = ""
+    """When it sends a hospital what another one has sent, by itself and not mixed, though all have answered; "": never.
+    The list of what leaves says it."""
 
     @property
     def remembers(self) -> Literal["copies", "answers"] | None:
