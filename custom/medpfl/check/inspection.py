@@ -91,7 +91,7 @@ class Inspection:
     """What was found in a dataset. Problems would make a job fail or its result wrong; warnings are worth a look.
 
     ``first_with``: the first case of each number of channels. ``deepest``: see ``Summary``, of all cases. ``owners``:
-    how many cases each declared group has; none where none are declared.
+    how many cases each declared group has; none where none are declared. ``unplaced``: see ``Item.placed``.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Inspection:
     pictures: list[Shown] = field(default_factory=list)
     twins: list[Twins] = field(default_factory=list)
     constant: list[Case] = field(default_factory=list)
+    unplaced: list[Case] = field(default_factory=list)
     deepest: int = 0
     owners: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)

@@ -112,6 +112,8 @@ class _Gathering:
     def _add_values(self, counts: Split, case: Case, summary: Summary) -> None:
         self._to.shapes[summary.shape] += 1
         self._to.first_with.setdefault(summary.shape[0], case)
+        if not summary.placed:
+            self._to.unplaced.append(case)
         if summary.spacing:
             self._to.spacings[tuple(float(f"{length:.3g}") for length in summary.spacing)] += 1
         while len(counts.channels) < summary.shape[0]:

@@ -23,6 +23,7 @@ class Summary:
         sample: some of the known values, per channel.
         digest: equal for equal images, whatever their files are called.
         label: class index, voxels of each class, the number to predict, or a tuple as ``Item.target``.
+        placed: see ``Item``.
         deepest: the largest value of an image whose values are divided by the largest of 16 bits; 0 of others.
     """
 
@@ -37,6 +38,7 @@ class Summary:
     digest: bytes
     label: int | float | tuple[float, ...] | NDArray[np.int64]
     picture: Picture | None
+    placed: bool
     deepest: int
 
 
@@ -71,5 +73,6 @@ def summarise(dataset: Dataset, case: Case, classes: int, sampled: int) -> Summa
         digest=content.digest(),
         label=label,
         picture=picture_of(item),
+        placed=item.placed,
         deepest=int(image.max()) if image.dtype == np.uint16 else 0,
     )

@@ -48,11 +48,13 @@ class Item:
         target: class index, a label map HW[D] (uint8), the number to predict (float), or of several labels 1, 0 or NaN
             each (of survival, the time and whether the event came).
         affine: 4 x 4 voxel to mm (RAS), where the file has a geometry.
+        placed: False of a file whose header leaves open how the volume lies, so that ``affine`` is the reader's guess.
     """
 
     image: NDArray[Any]
     target: int | float | tuple[float, ...] | NDArray[np.uint8]
     affine: NDArray[np.float64] | None = None
+    placed: bool = True
 
     @property
     def spacing(self) -> tuple[float, ...] | None:

@@ -32,6 +32,7 @@ from medpfl.data.volumes.datalist import check_lists, fields, labelled_items, no
 from medpfl.data.volumes.fingerprint import fingerprint
 from medpfl.data.volumes.foreground import fitted
 from medpfl.data.volumes.new import VolumesPreparation
+from medpfl.data.volumes.nifti import says_place
 from medpfl.data.volumes.prepare import prepare, prepare_label, read_image, resized, same_place
 from medpfl.data.volumes.structures import is_structure_set, read_structures, structures_of
 
@@ -240,7 +241,8 @@ class Volumes(LabelMap, Described, Dataset):
         where it lies. A declared label map is read and checked in any case."""
         image, place = read_image(*case.images)
         mask = self._mask(case, image, place) if case.label else None
-        return Item(image, mask if self.label is None and mask is not None else case.value, place)
+        target = mask if self.label is None and mask is not None else case.value
+        return Item(image, target, place, all(says_place(file) for file in case.images))
 
     def _mask(self, case: VolumeCase, image: NDArray[Any], place: NDArray[np.float64]) -> NDArray[np.uint8]:
         """An image's label map, HWD in declared values."""

@@ -91,6 +91,17 @@ def place_of(file: Path) -> NDArray[np.float64] | None:
     return affine
 
 
+def says_place(file: Path) -> bool:
+    """False of a NIfTI file whose header leaves open how its volume lies (neither its sform nor its qform is set), as
+    conversions from Analyze do, where left and right were a matter of habit. Readers take it for LAS without a word."""
+    import nibabel as nib
+
+    if not file.name.lower().endswith((*SUFFIXES, ".img", ".hdr")):
+        return True
+    header = nib.load(file).header
+    return not isinstance(header, nib.Nifti1Header) or bool(header["sform_code"] > 0 or header["qform_code"] > 0)
+
+
 def stored_values(file: Path) -> NDArray[Any]:
     """The different values of a file's voxels, sorted; without MONAI, whose import takes longer than many files.
 
