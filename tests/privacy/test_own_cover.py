@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What noise does for a method of another package: nothing is promised of which its class says nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -74,3 +75,55 @@ def test_a_hospital_asks_the_class_again_what_noise_does_for_it(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"Forgetful cannot be trained with DPSGD .* its class does not say which"):
         job = small_job(1, {"model": Mean()}, Forgetful(privacy=RECORD))
         simulate(job, write_table_sites(tmp_path / "sites"), tmp_path / "results", tmp_path / "home")
+
+
+def summed(site: Site) -> None:
+    """One step down the losses of three batches."""
+    losses: list[torch.Tensor] = []
+    for batch in site.training_batches():
+        losses.append(site.task.loss(site.models["model"](batch.inputs), batch.targets))
+        if len(losses) == 3:
+            site.step("model", torch.stack(losses).mean())
+            losses.clear()
+
+
+def every_second(site: Site) -> None:
+    """Leaves cases out, but adds their losses to others'."""
+    loss = torch.zeros(())
+    for number, batch in enumerate(site.training_batches()):
+        loss = loss + site.task.loss(site.models["model"](batch.inputs), batch.targets)
+        if (number if batch.place.lot is None else batch.place.lot.number) % 2 == 0:
+            site.step("model", loss)
+            loss = torch.zeros(())
+
+
+def in_advance(site: Site) -> None:
+    """Reads all batches before the first step."""
+    for batch in list(site.training_batches()):
+        site.step("model", site.task.loss(site.models["model"](batch.inputs), batch.targets))
+
+
+def again_and_again(site: Site) -> None:
+    """Takes two steps on every batch."""
+    for batch in site.training_batches():
+        for _ in range(2):
+            site.step("model", site.task.loss(site.models["model"](batch.inputs), batch.targets))
+
+
+def run(folder: Path, local_round: Callable[[Site], None], **members: Any) -> None:
+    """A round of a method of one's own, which says that it is covered."""
+    members = {"local_round": lambda self, site: local_round(site), "cover": Cover(), **members}
+    kind = dataclass(frozen=True, kw_only=True)(type("Own", (Ours,), members))
+    method = kind(lr=0.1, batch_size=12, optimizer="sgd", privacy=RECORD)
+    job = small_job(1, dict(method.components()), method)
+    simulate(job, write_table_sites(folder / "sites", ["anna", "berta"]), folder / "results", folder / "home")
+
+
+@pytest.mark.parametrize("local_round", [summed, every_second, in_advance, again_and_again])
+def test_a_step_of_several_cases_at_once_is_not_taken_for_one_of_each(
+    local_round: Callable[[Site], None], tmp_path: Path
+) -> None:
+    """Two cases' losses made one addend, by which either could move the sum twice as far as the noise is made for, and
+    epsilon was told as of one; or Python's KeyError ended the round."""
+    with pytest.raises(ConfigError, match=r"the step of 'model' does not take each of them once: call 'site\.step' for"):
+        run(tmp_path, local_round)

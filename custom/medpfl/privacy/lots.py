@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from medpfl.core.errors import ConfigError
 from medpfl.core.layout import laid_out_like
 from medpfl.core.seeding import seed_torch
 from medpfl.privacy.accountant import merged
@@ -57,6 +58,8 @@ class RecordNoise:
     def __init__(self, noise_multiplier: float, max_grad_norm: float, at_home: Sequence[str], stream: Stream):
         self._sigma, self._clip, self._at_home, self._stream = noise_multiplier, max_grad_norm, set(at_home), stream
         self._open: dict[tuple[str, ...], Gaussian] = {}
+        self._due: dict[tuple[str, ...], tuple[int, int, int]] = {}
+        """Of networks the lot, and which of its cases, from 0, their step takes next."""
         self._made: Counter[tuple[int, int, float]] = Counter()
         self._passes = 0
         self.networks: set[str] = set()
@@ -88,9 +91,20 @@ class RecordNoise:
 
         Returns:
             Whether it was the lot's last, and the gradients of the ``weights`` are now those of the step.
+
+        Raises:
+            ConfigError: the step does not take the lot's cases one after another, each once: a gradient of several
+                together counts as that of one, which the noise does not hide.
         """
-        if lot.number == 0:
+        if lot.number == 0 and networks not in self._open and self._due.get(networks, ())[:2] != (lot.passed, lot.index):
             self._open[networks] = Gaussian(weights, self._clip, self._sigma)
+        elif networks not in self._open or self._due[networks] != (lot.passed, lot.index, lot.number):
+            raise ConfigError(
+                f"DPSGD shows a method one case after another, each as a batch, and the step of '{networks[0]}' does "
+                "not take each of them once: call 'site.step' for every batch that 'site.training_batches' gives, "
+                "before the next one"
+            )
+        self._due[networks] = lot.passed, lot.index, lot.number + 1
         if lot.blank:
             self._open[networks].add(None)
         else:
