@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What noise does for a method of another package: nothing is promised of which its class says nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mean
-from medpfl.methods.contract import Site
+from medpfl.methods.contract import Batch, Method, Site
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedrep import FedRep
 from medpfl.privacy import DPSGD, ClippedNoise
-from medpfl.privacy.contract import Cover
+from medpfl.privacy.contract import Cover, Spent
+from medpfl.privacy.noise import FIXED
+from medpfl.rounds.messages import Slots
 from medpfl.rounds.simulate import simulate
 from own_method import Ours
 from small_jobs import small_job, write_table_sites
+from tools import pieces, ready, round_of
 
 RECORD, UPDATE = DPSGD(noise_multiplier=1.0), ClippedNoise(clip=1.0, noise_multiplier=1.0)
 
@@ -77,6 +81,16 @@ def test_a_hospital_asks_the_class_again_what_noise_does_for_it(tmp_path: Path) 
         simulate(job, write_table_sites(tmp_path / "sites"), tmp_path / "results", tmp_path / "home")
 
 
+def own_optimizer(site: Site) -> None:
+    """Knows of no noise."""
+    network = next(iter(site.models.values()))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for batch in site.training_batches():
+        optimizer.zero_grad()
+        site.task.loss(network(batch.inputs), batch.targets).backward()
+        optimizer.step()
+
+
 def summed(site: Site) -> None:
     """One step down the losses of three batches."""
     losses: list[torch.Tensor] = []
@@ -110,13 +124,28 @@ def again_and_again(site: Site) -> None:
             site.step("model", site.task.loss(site.models["model"](batch.inputs), batch.targets))
 
 
-def run(folder: Path, local_round: Callable[[Site], None], **members: Any) -> None:
-    """A round of a method of one's own, which says that it is covered."""
+def own(local_round: Callable[[Site], None], privacy: DPSGD = RECORD, **members: Any) -> Method:
+    """A method of one's own, which says that it is covered."""
     members = {"local_round": lambda self, site: local_round(site), "cover": Cover(), **members}
     kind = dataclass(frozen=True, kw_only=True)(type("Own", (Ours,), members))
-    method = kind(lr=0.1, batch_size=12, optimizer="sgd", privacy=RECORD)
-    job = small_job(1, dict(method.components()), method)
-    simulate(job, write_table_sites(folder / "sites", ["anna", "berta"]), folder / "results", folder / "home")
+    return kind(lr=0.1, batch_size=12, optimizer="sgd", privacy=privacy)
+
+
+def sent(folder: Path, method: Method, rounds: int = 1, others: bool = False) -> tuple[Slots, Spent]:
+    """What anna sends in the last round, of her data or of others, and what it has cost."""
+    job = small_job(rounds, dict(method.components()), method)
+    sites = write_table_sites(folder / "sites", ["anna", "berta"])
+    coordinator, runners = pieces(job, sites, folder / str(others))
+    ready(coordinator, runners)
+    if others:
+        samples = runners["anna"].data.splits["train"]
+        assert isinstance(samples.inputs, torch.Tensor)
+        samples.inputs.mul_(-3).add_(0.5)
+    for number in range(1, rounds):
+        round_of(coordinator, runners, number)
+    reply = runners["anna"].handle(coordinator.rounds.train_messages(rounds, ["anna"])["anna"])
+    assert reply.header.privacy is not None
+    return reply.slots, reply.header.privacy
 
 
 @pytest.mark.parametrize("local_round", [summed, every_second, in_advance, again_and_again])
@@ -125,5 +154,28 @@ def test_a_step_of_several_cases_at_once_is_not_taken_for_one_of_each(
 ) -> None:
     """Two cases' losses made one addend, by which either could move the sum twice as far as the noise is made for, and
     epsilon was told as of one; or Python's KeyError ended the round."""
-    with pytest.raises(ConfigError, match=r"the step of 'model' does not take each of them once: call 'site\.step' for"):
-        run(tmp_path, local_round)
+    with pytest.raises(ConfigError, match=r"the step of 'model' does not take each of them once: call 'site\.step'"):
+        sent(tmp_path, own(local_round))
+
+
+def of_its_own_samples(site: Site) -> None:
+    """Draws its batches itself."""
+    network, train = site.models["model"], site.data.splits["train"]
+    for rows in torch.arange(len(train)).split(8):
+        site.step("model", site.task.loss(network(train.inputs[rows]), train.targets[rows]))
+
+
+def a_gradient_as_it_is(site: Site) -> None:
+    """Sends the mean gradient, without a step."""
+    network, train = site.models["model"], site.data.splits["train"]
+    found = torch.autograd.grad(site.task.loss(network(train.inputs[:]), train.targets[:]), list(network.parameters()))
+    site.learnt_from("model", torch.arange(len(train)))
+    names = [f"model.{key}" for key, _ in network.named_parameters()]
+    site.outbox["model"] = dict(zip(names, found, strict=True))
+
+
+@pytest.mark.parametrize("local_round", [of_its_own_samples, a_gradient_as_it_is])
+def test_a_gradient_that_gets_no_noise_is_refused(local_round: Callable[[Site], None], tmp_path: Path) -> None:
+    """It left as it was, and the hospital told an epsilon of 0."""
+    with pytest.raises(ConfigError, match="Own makes gradients of its own, or of samples that 'site"):
+        sent(tmp_path, own(local_round))

@@ -83,6 +83,14 @@ class RecordNoise:
         """Whether a step of these networks is one with noise."""
         return not self._at_home.issuperset(networks)
 
+    def refuse(self, networks: Sequence[str], method: str) -> None:
+        """Raises ConfigError: every step of these networks must have noise, and the method's gradient would not."""
+        if self.covers(networks):
+            raise ConfigError(
+                f"{method} makes gradients of its own, or of samples that 'site.training_batches' did not give, which "
+                "DPSGD cannot protect"
+            )
+
     def add(self, lot: Lot, networks: tuple[str, ...], weights: Sequence[Tensor], loss: Tensor) -> bool:
         """Take a case's gradient.
 
@@ -96,15 +104,16 @@ class RecordNoise:
             ConfigError: the step does not take the lot's cases one after another, each once: a gradient of several
                 together counts as that of one, which the noise does not hide.
         """
-        if lot.number == 0 and networks not in self._open and self._due.get(networks, ())[:2] != (lot.passed, lot.index):
+        here, due = (lot.passed, lot.index), self._due.get(networks)
+        if lot.number == 0 and networks not in self._open and (due is None or due[:2] != here):
             self._open[networks] = Gaussian(weights, self._clip, self._sigma)
-        elif networks not in self._open or self._due[networks] != (lot.passed, lot.index, lot.number):
+        elif networks not in self._open or due != (*here, lot.number):
             raise ConfigError(
                 f"DPSGD shows a method one case after another, each as a batch, and the step of '{networks[0]}' does "
                 "not take each of them once: call 'site.step' for every batch that 'site.training_batches' gives, "
                 "before the next one"
             )
-        self._due[networks] = lot.passed, lot.index, lot.number + 1
+        self._due[networks] = *here, lot.number + 1
         if lot.blank:
             self._open[networks].add(None)
         else:
