@@ -64,6 +64,48 @@ def test_what_trains_otherwise_is_not_covered_by_what_it_derives_from(privacy: D
         Said(privacy=RECORD)
 
 
+class Loop:
+    """What several methods share, and no method itself."""
+
+    def local_round(self, site: Site) -> None:
+        own_optimizer(site)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside(Loop, FedAvg):
+    """Takes its training from a class beside the method that it derives from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPart(FedRep):
+    """Overrides what the training of its parent calls."""
+
+    def _train(self, site: Site, head: bool, batches: Iterable[Batch]) -> None:
+        own_optimizer(site)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Further(FedRep):
+    """Adds what nothing calls of its parent, and other numbers for the report."""
+
+    diagnoses: ClassVar[Sequence[str]] = ("gap",)
+
+    def _gap(self) -> float:
+        return 0.0
+
+    def diagnose(self, *given: Any) -> dict[str, float]:
+        return {"gap": self._gap()}
+
+
+@pytest.mark.parametrize("privacy", [RECORD, UPDATE])
+def test_nor_is_what_has_its_code_from_beside_or_overrides_a_part(privacy: DPSGD | ClippedNoise) -> None:
+    """These passed for what they derive from: their weights left without noise, and an epsilon of 0 was told."""
+    for kind in (Beside, OwnPart):
+        with pytest.raises(ConfigError, match=f"{kind.__name__} cannot be trained .* its class does not say which"):
+            kind(privacy=privacy)
+    assert Further.cover == FedRep.cover
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forgetful(Ours):
     """Its __post_init__ does not call Method's."""
