@@ -221,3 +221,48 @@ def test_a_gradient_that_gets_no_noise_is_refused(local_round: Callable[[Site], 
     """It left as it was, and the hospital told an epsilon of 0."""
     with pytest.raises(ConfigError, match="Own makes gradients of its own, or of samples that 'site"):
         sent(tmp_path, own(local_round))
+
+
+class Prototypes(nn.Module):
+    """``mean``: of each class's inputs."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2, 3))
+
+
+def with_prototypes(site: Site) -> None:
+    site.fit("model")
+    train, prototypes = site.data.splits["train"], site.models["prototypes"]
+    assert isinstance(prototypes, Prototypes) and isinstance(train.targets, torch.Tensor)
+    for label in (0, 1):
+        prototypes.mean[label] = train.inputs[:][train.targets.flatten() == label].mean(dim=0)
+
+
+def halved(site: Site) -> None:
+    """Sends of a network beside the model half of its first layer."""
+    site.fit("model")
+    site.outbox["prototypes"] = {"prototypes.mean": next(site.models["model"].parameters())[:2].detach() / 2}
+
+
+TWO: dict[str, Any] = {
+    "models": lambda self, build: {"model": build.network(), "prototypes": Prototypes()},
+    "components": lambda self: {"model": Mean(), "prototypes": Mean()},
+}
+
+
+def test_what_no_step_with_noise_has_made_is_not_sent(tmp_path: Path) -> None:
+    """Weights of an optimiser of the method's own, and means of the classes, left as they were; what was told was an
+    epsilon of 0, or that of the other weights."""
+    said = r"Own changes '{}', which is sent, and DPSGD has put no noise on it: .* Cover\(derived=\('{}',\)\)"
+    with pytest.raises(ConfigError, match=said.format(r"model\.0\.weight", "model")):
+        sent(tmp_path / "optimizer", own(own_optimizer))
+    with pytest.raises(ConfigError, match=said.format(r"prototypes\.mean", "prototypes")):
+        sent(tmp_path / "means", own(with_prototypes, **TWO))
+    with pytest.raises(ConfigError, match=said.format(r"prototypes\.mean", "prototypes")):
+        sent(tmp_path / "derived", own(halved, **TWO))
+    slots, spent = sent(tmp_path / "said", own(halved, **{**TWO, "cover": Cover(derived=("prototypes",))}))
+    assert spent.epsilon > 1
+    assert torch.equal(slots["prototypes"]["prototypes.mean"], slots["model"]["model.0.weight"][:2] / 2)

@@ -164,6 +164,35 @@ class Guard:
         self._watched.append(_Watched(made, networks))
         return made
 
+    def check_made(self, networks: Networks, asked: Slots, instead: Slots) -> None:
+        """Whether steps with noise have made what is about to be sent; before anything is copied.
+
+        Args:
+            asked: the slots that are to be answered, as the server sent them.
+            instead: what is sent instead of some slots' tensors.
+
+        Raises:
+            ConfigError: something else has, which has no noise: an optimiser of the method's own, or a statistic.
+        """
+        if not isinstance(self._how, DPSGD):
+            return
+        for watched in self._watched:
+            watched.check()
+        noised = {id(weight) for watched in self._watched for weight in watched.moved()}
+        weights, state = dict(networks.models.named_parameters(remove_duplicate=False)), networks.state()
+        for slot, keys in {**asked, **instead}.items():
+            for key in keys:
+                name = key.partition(".")[0]
+                method = networks.owner.get(name, self._methods[0])
+                now, before = instead.get(slot, state).get(key), asked.get(slot, {}).get(key)
+                if name in method.cover.derived or id(weights.get(key)) in noised or _same(now, before):
+                    continue
+                raise ConfigError(
+                    f"{type(method).__name__} changes '{key}', which is sent, and DPSGD has put no noise on it: train "
+                    "it by 'site.step' on the batches of 'site.training_batches'; if it follows from weights with "
+                    f"noise and public data alone, the method's cover must say so: Cover(derived=('{name}',))"
+                )
+
     @property
     def compares(self) -> bool:
         """Whether what is sent is compared with what was received."""
@@ -174,12 +203,9 @@ class Guard:
 
         Raises:
             BudgetSpent: it would cost more than the policy allows.
-            ConfigError: training has moved, without noise, what is no weight.
         """
         if self._how is None:
             return sent
-        for watched in self._watched:
-            watched.check()
         costs = [one for made in self._made for one in made.mechanisms()]
         if isinstance(self._how, ClippedNoise) and any(sent.values()):
             costs = [self._how.mechanism()]
@@ -241,6 +267,10 @@ class _Watched:
         self._noise, self._networks = noise, networks
         self._held = {name: _buffers(network) for name, network in networks.items()}
 
+    def moved(self) -> list[nn.Parameter]:
+        """The weights of the networks that steps with noise have moved."""
+        return [weight for name in self._noise.networks for weight in self._networks[name].parameters()]
+
     def check(self) -> None:
         """Raises ConfigError: the steps have changed some of it."""
         for name in sorted(self._noise.networks):
@@ -257,6 +287,12 @@ def _buffers(network: nn.Module) -> dict[str, Tensor]:
     """Those in its state (``Unkept`` looks at others), with zeros in place of NaN, which differs from itself."""
     state = network.state_dict()
     return {key: buffer.detach().clone().nan_to_num_() for key, buffer in network.named_buffers() if key in state}
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return False
+    return torch.equal(one.detach().cpu().nan_to_num(), other.detach().cpu().nan_to_num())
 
 
 def _base(sent: Tensor, gradient: bool, received: Slots, slot: str, key: str) -> Tensor:

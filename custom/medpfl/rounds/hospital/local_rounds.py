@@ -186,6 +186,7 @@ class LocalRounds:
             instead.update(networks.sent_instead(site.outbox))
         self.resident.forget_round()
         self._unkept.check(here.models)
+        here.guard.check_made(networks, slots, instead)
         state = self._trained()
         into = slots if own and not here.guard.compares else None
         sent = here.guard.release({**networks.gather(state, into), **instead}, slots, header)
@@ -247,6 +248,7 @@ class LocalRounds:
             save_refined(self.run.files, current, private)
         sent = networks.sent_instead(site.outbox)
         answered = [slot for slot in own if slot in here.method.refined]
+        here.guard.check_made(networks, {slot: own[slot] for slot in answered}, sent)
         sent = {**gather(self._trained(), networks.slots, answered), **sent}
         return Message(RefineReply(round=current, step=step), here.guard.release(sent, own, header, step))
 
