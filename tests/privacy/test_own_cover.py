@@ -266,3 +266,19 @@ def test_what_no_step_with_noise_has_made_is_not_sent(tmp_path: Path) -> None:
     slots, spent = sent(tmp_path / "said", own(halved, **{**TWO, "cover": Cover(derived=("prototypes",))}))
     assert spent.epsilon > 1
     assert torch.equal(slots["prototypes"]["prototypes.mean"], slots["model"]["model.0.weight"][:2] / 2)
+
+
+def test_what_is_trained_after_the_mixing_has_noise_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round's training goes on from there: ordinary steps on the patients' data left without noise, uncounted."""
+    monkeypatch.setenv(FIXED, "0")
+    before = {"after_mixing": lambda self, site: site.fit("model")}
+
+    def found(others: bool, **members: Any) -> tuple[torch.Tensor, float]:
+        folder = tmp_path / f"{others} {len(members)}"
+        hidden = DPSGD(noise_multiplier=1.0, max_grad_norm=1e-9)
+        slots, spent = sent(folder, own(lambda site: site.fit("model"), hidden, **members), 2, others)
+        return slots["model"]["model.0.weight"], spent.epsilon
+
+    (one, costs), (other, _), (_, usual) = found(False, **before), found(True, **before), found(False)
+    assert torch.allclose(one, other, atol=1e-6)
+    assert costs > 1.1 * usual

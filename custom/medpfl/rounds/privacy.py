@@ -32,6 +32,8 @@ from medpfl.tasks.losses import Loss
 
 SPENT = "this hospital's policy ('most_epsilon') allows at most"
 """How a hospital that trains no more begins its sentence."""
+BEFORE = -1
+"""Stands for the exchange of a round where its models are made ready before the training."""
 Noise = RecordNoise | None
 _INSTEAD = "build the network with norm 'group' (or 'instance')"
 

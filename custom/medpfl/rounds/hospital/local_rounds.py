@@ -31,7 +31,7 @@ from medpfl.rounds.hospital.private import cut_of, held_private, save_private, s
 from medpfl.rounds.hospital.run_state import RunState
 from medpfl.rounds.hospital.scoring import Scoring
 from medpfl.rounds.messages import Message, Slots, copy_out, gather
-from medpfl.rounds.privacy import Guard, Noise
+from medpfl.rounds.privacy import BEFORE, Guard, Noise
 from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply, ValidateReply
 from medpfl.rounds.protocol.requests import OfRun, RefineRequest, StatisticsRequest, TrainRequest, ValidateRequest
 from medpfl.rounds.refining import take_shown
@@ -276,7 +276,9 @@ class LocalRounds:
             with torch.random.fork_rng(devices=[]):
                 for method in making:
                     seed_torch(here.seed, here.name, round_number, type(method).__name__, "mixed")
-                    method.after_mixing(self.site(method, round_number))
+                    # what is trained here goes into what the round sends
+                    noise = here.guard.noise(method, header, here.networks.of(method), BEFORE)
+                    method.after_mixing(self.site(method, round_number, noise=noise))
                     here.networks.check_held(method)
         metrics = self.scoring.lines(here.methods, round_number)
         received: dict[str, Tensor] = {}
