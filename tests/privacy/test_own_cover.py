@@ -282,3 +282,19 @@ def test_what_is_trained_after_the_mixing_has_noise_and_counts(tmp_path: Path, m
     (one, costs), (other, _), (_, usual) = found(False, **before), found(True, **before), found(False)
     assert torch.allclose(one, other, atol=1e-6)
     assert costs > 1.1 * usual
+
+
+def fitted_twice(site: Site) -> None:
+    site.fit("model")
+    site.fit("model")
+
+
+def test_a_job_that_would_cost_more_than_its_target_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    """The noise was made for one pass over the data a round, and the job cost twice as much, in silence."""
+    how = DPSGD(target_epsilon=4.0)
+    with pytest.raises(
+        ConfigError, match=r"Own makes more steps with noise .* its 'passes' says \(1\).* epsilon of [56]"
+    ):
+        sent(tmp_path / "one", own(fitted_twice, how))
+    _, spent = sent(tmp_path / "two", own(fitted_twice, how, passes=2))
+    assert 3.9 < spent.epsilon <= 4.0

@@ -17,7 +17,7 @@ from medpfl.data.samples import SiteData
 from medpfl.job import Job
 from medpfl.methods.contract import Method
 from medpfl.privacy import DPSGD, ClippedNoise
-from medpfl.privacy.accountant import check_installed, noise_for
+from medpfl.privacy.accountant import check_installed, epsilon, noise_for
 from medpfl.privacy.contract import Mechanism, Privacy, Spent
 from medpfl.privacy.ledger import Ledger
 from medpfl.privacy.lots import RecordNoise
@@ -84,6 +84,7 @@ class Guard:
         self._rounds, self._gradients = rounds, set(gradients)
         self._made: list[RecordNoise] = []
         self._watched: list[_Watched] = []
+        self._of_round: list[Mechanism] = []
         self._sigma: float | None = None
         self._fixed: set[str] = set()
         self._over = False
@@ -205,14 +206,17 @@ class Guard:
 
         Raises:
             BudgetSpent: it would cost more than the policy allows.
+            ConfigError: the job would cost more than its ``target_epsilon``.
         """
         if self._how is None:
             return sent
         costs = [one for made in self._made for one in made.mechanisms()]
         if isinstance(self._how, ClippedNoise) and any(sent.values()):
             costs = [self._how.mechanism()]
+        self._of_round = costs if step == 0 else [*self._of_round, *costs]
         if not costs:  # nothing that was learnt leaves
             return sent
+        self._check_target()
         with self._ledger.alone():
             self._check_budget(costs)
             if isinstance(self._how, ClippedNoise):
@@ -241,6 +245,18 @@ class Guard:
         if most is not None and self._ledger.with_others(costs, self._policy.delta) > most:
             self._over = True
             raise self._refusal()
+
+    def _check_target(self) -> None:
+        if not isinstance(self._how, DPSGD) or self._how.target_epsilon is None:
+            return
+        whole = [one._replace(steps=one.steps * self._rounds) for one in self._of_round]
+        if (cost := epsilon(whole, self._how.delta)) > self._how.target_epsilon * (1 + 1e-6):
+            method = self._methods[0]
+            raise ConfigError(
+                f"{type(method).__name__} makes more steps with noise in a round than its 'passes' says "
+                f"({method.passes}), so that the job would cost an epsilon of {cost:.3f} where its target_epsilon is "
+                f"{self._how.target_epsilon:g}: say in the class how often a round goes through the training batches"
+            )
 
     def _refusal(self) -> BudgetSpent:
         return BudgetSpent(
