@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What noise does for a method of another package: nothing is promised of which its class says nothing."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,7 +80,7 @@ class Beside(Loop, FedAvg):
 class OwnPart(FedRep):
     """Overrides what the training of its parent calls."""
 
-    def _train(self, site: Site, head: bool, batches: Iterable[Batch]) -> None:
+    def _train(self, site: Site, train_head: bool, batches: Iterator[Batch]) -> None:
         own_optimizer(site)
 
 
@@ -93,7 +93,7 @@ class Further(FedRep):
     def _gap(self) -> float:
         return 0.0
 
-    def diagnose(self, *given: Any) -> dict[str, float]:
+    def diagnose(self, *given: Any, **named: Any) -> dict[str, float]:
         return {"gap": self._gap()}
 
 

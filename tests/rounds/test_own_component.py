@@ -138,7 +138,8 @@ def test_a_job_ends_with_the_sentence(table_sites: dict[str, Path], tmp_path: Pa
 
 def test_one_whose_matrix_goes_by_the_models_is_refused_where_they_are_encrypted() -> None:
     """It was given none there, in silence, and mixed by another matrix than in the clear."""
-    method, mixers = SoftPull(lr=0.05, batch_size=8), {"model": Alike()}
-    small_job(1, dict(mixers), method)
+    method = SoftPull(lr=0.05, batch_size=8)
+    mixers: dict[str, Mixer] = {"model": Alike()}
+    small_job(1, mixers, method)
     with pytest.raises(ConfigError, match="component 'model': Alike needs the hospitals' tensors as they are"):
-        small_job(1, dict(mixers), method, encryption="ckks")  # type: ignore[arg-type]
+        small_job(1, mixers, method, encryption="ckks")  # type: ignore[arg-type]
