@@ -278,8 +278,11 @@ class LocalRounds:
                     seed_torch(here.seed, here.name, round_number, type(method).__name__, "mixed")
                     # what is trained here goes into what the round sends
                     noise = here.guard.noise(method, header, here.networks.of(method), BEFORE)
-                    method.after_mixing(self.site(method, round_number, noise=noise))
+                    site = self.site(method, round_number, noise=noise)
+                    method.after_mixing(site)
                     here.networks.check_held(method)
+                    if isinstance(header, TrainRequest):
+                        policy.check_trained(here.policy, site)
         metrics = self.scoring.lines(here.methods, round_number)
         received: dict[str, Tensor] = {}
         if not making:  # the networks are what was kept after training, and in the slots what the server sent
