@@ -169,7 +169,7 @@ def again_and_again(site: Site) -> None:
 def own(local_round: Callable[[Site], None], privacy: DPSGD = RECORD, **members: Any) -> Method:
     """A method of one's own, which says that it is covered."""
     members = {"local_round": lambda self, site: local_round(site), "cover": Cover(), **members}
-    kind = dataclass(frozen=True, kw_only=True)(type("Own", (Ours,), members))
+    kind: type[Ours] = dataclass(frozen=True, kw_only=True)(type("Own", (Ours,), members))
     return kind(lr=0.1, batch_size=12, optimizer="sgd", privacy=privacy)
 
 
