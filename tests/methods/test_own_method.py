@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean
 from medpfl.methods.contract import Build, Method, Site
@@ -20,6 +20,7 @@ from medpfl.methods.softpull import SoftPull
 from medpfl.rounds.simulate import simulate
 from own_method import Ours
 from small_jobs import small_job, write_table_sites
+from tools import pieces, ready, round_of
 
 
 def run(method: Method, folder: Path, rounds: int = 2) -> None:
@@ -157,3 +158,19 @@ def test_a_network_that_it_makes_by_itself_begins_by_the_jobs_seed_too(tmp_path:
         torch.manual_seed(number)
         run(Headed(), tmp_path / str(number), rounds=1)
     assert len(Headed.begun) == 8 and all(torch.equal(one, Headed.begun[0]) for one in Headed.begun)
+
+
+def test_what_it_trains_after_the_mixing_is_of_as_many_samples_as_the_policy_asks_for(tmp_path: Path) -> None:
+    """The round's training goes on from there, and what few samples had taught left with it."""
+
+    def of_two(self: Method, site: Site) -> None:
+        for batch in site.training_batches(steps=1):
+            site.step("model", site.task.loss(site.models["model"](batch.inputs), batch.targets))
+
+    method = like("Tuned", after_mixing=of_two)(batch_size=2, steps=15)
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta"])
+    coordinator, runners = pieces(small_job(2, {"model": Mean()}, method), sites, tmp_path)
+    ready(coordinator, runners)
+    round_of(coordinator, runners, 1)
+    with pytest.raises(PolicyRefused, match=r"\('least_update'\) asks for at least 8 .* Tuned; this job takes 2"):
+        runners["anna"].handle(coordinator.rounds.train_messages(2, ["anna"])["anna"])

@@ -5,7 +5,7 @@ it ended with Python's words of a place in our code."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -49,6 +49,22 @@ class OwnMix(Own):
 
     def mix(self, states: Sequence[State], info: RoundInfo) -> Any:
         return self.gives(states) if callable(self.gives) else ([dict(state) for state in states], self.gives)
+
+
+@dataclass(frozen=True)
+class Alike(Mixer):
+    """Weighs hospitals by how alike their models are, as far as it knows them."""
+
+    @property
+    def remembers(self) -> Literal["answers"]:
+        return "answers"
+
+    def matrix(self, info: RoundInfo) -> Any:
+        count = len(info.roster)
+        if not info.known:
+            return np.full((count, count), 1 / count)
+        models = torch.stack([torch.cat([one.flatten() for one in model.values()]) for model in info.known])
+        return (-torch.cdist(models, models)).softmax(dim=1).double().numpy()
 
 
 def state(value: float) -> dict[str, torch.Tensor]:
@@ -118,3 +134,12 @@ def test_a_job_ends_with_the_sentence(table_sites: dict[str, Path], tmp_path: Pa
     job = small_job(1, {"model": Own(np.full((1, 1), 1.0))}, SoftPull(lr=0.05, batch_size=8, steps=2))
     with pytest.raises(ConfigError, match=r"^component 'model' \(Own\): its mixing matrix must be a 4 x 4"):
         run(job, table_sites, tmp_path)
+
+
+def test_one_whose_matrix_goes_by_the_models_is_refused_where_they_are_encrypted() -> None:
+    """It was given none there, in silence, and mixed by another matrix than in the clear."""
+    method = SoftPull(lr=0.05, batch_size=8)
+    mixers: dict[str, Mixer] = {"model": Alike()}
+    small_job(1, mixers, method)
+    with pytest.raises(ConfigError, match="component 'model': Alike needs the hospitals' tensors as they are"):
+        small_job(1, mixers, method, encryption="ckks")  # type: ignore[arg-type]

@@ -27,13 +27,15 @@ class Span:
 class Place:
     """Where a batch stands in its pass over the data: ``number``, from 0, ``of`` so many; with record-level privacy
     a batch is a case, ``number`` is that of its ``lot``. ``rows``: numbers of its training samples; None: it is not of
-    training samples. ``weights``: of each in the batch's gradient; None: all alike."""
+    training samples. ``weights``: of each in the batch's gradient; None: all alike. ``public``: it is of a public
+    dataset, whose samples no noise has to hide."""
 
     number: int
     of: int
     lot: Lot | None = None
     rows: Tensor | None = field(default=None, compare=False)
     weights: Tensor | None = field(default=None, compare=False)
+    public: bool = False
 
     def in_step(self, accumulate: int) -> tuple[int, int]:
         """Its number, from 0, among the batches of its optimiser's step, and how many these are."""
@@ -50,3 +52,8 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     place: Place = Place(0, 1)
+
+
+def starts_of(samples: int, size: int) -> list[int]:
+    """Where the batches of an epoch begin; without a last one of a single sample when there are larger ones."""
+    return [start for start in range(0, samples, size) if start == 0 or size == 1 or samples - start > 1]

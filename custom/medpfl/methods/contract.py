@@ -99,8 +99,21 @@ class Served:
 _CHANGES = frozenset(
     ("models", "slots", "components", "local_round", "statistics", "refine", "refinements", "after_mixing", "anew")
 )
-"""What says of a method what leaves, and of what that depends: whoever overrides one of these is not covered by what
-its parent says of noise."""
+"""What says of a method what leaves, and of what that depends: whoever overrides one of these, or what they call of
+their class's own, is not covered by what its parent says of noise."""
+
+
+def _changes(kind: type) -> bool:
+    """Whether a class that says no ``cover`` of its own has another's code in place of the one that was covered: its
+    own, or that of a class beside the one that said it."""
+    said = next(each for each in kind.__mro__ if "cover" in vars(each))
+    own = set(dir(said)) - set(dir(Method))
+    return any(
+        name in _CHANGES or (name in own and hasattr(type(value), "__get__"))
+        for each in kind.__mro__
+        if each not in said.__mro__
+        for name, value in vars(each).items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +146,7 @@ class Method(Training):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "cover" not in vars(cls) and _CHANGES.intersection(vars(cls)):
+        if "cover" not in vars(cls) and _changes(cls):
             cls.cover = Method.cover
 
     def __post_init__(self) -> None:

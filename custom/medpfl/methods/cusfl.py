@@ -122,7 +122,7 @@ class CusFL(Method):
     warm_up: int = 0
 
     deploys: ClassVar = {"personal": "personal"}
-    cover: ClassVar = Cover()
+    cover: ClassVar = Cover(derived=("federated",))
     after_steps: ClassVar = ("personal",)
     diagnoses: ClassVar = tuple(f"alignment_{name}" for name in Alignment.kept)
 

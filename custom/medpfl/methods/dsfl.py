@@ -26,6 +26,7 @@ class DSFL(OnPublicData):
 
     temperature: float = 0.1
 
+    cover: ClassVar = OnPublicData.cover
     probabilities: ClassVar = (PUBLIC,)
 
     def __post_init__(self) -> None:

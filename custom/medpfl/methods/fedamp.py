@@ -29,7 +29,7 @@ class FedAMP(Method):
     mu: float = 0.1
 
     deploys: ClassVar = {"personal": "model"}
-    cover: ClassVar = Cover()
+    cover: ClassVar = Cover(derived=("anchor",))
     after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ stopping on a validation set.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from medpfl.methods.on_public_data import OnPublicData
 @dataclass(frozen=True, kw_only=True)
 class FedDF(OnPublicData):
     """Logits travel; their component is the uniform mean. See ``OnPublicData``."""
+
+    cover: ClassVar = OnPublicData.cover
 
     def told(self, logits: Tensor) -> Tensor:
         return logits

@@ -51,7 +51,9 @@ class OnPublicData(Method):
     distill_epochs: int = 1
 
     deploys: ClassVar = {"personal": "model"}
-    cover: ClassVar = Cover(update="what it sends is no change of weights, but what a network says of public data")
+    cover: ClassVar = Cover(
+        update="what it sends is no change of weights, but what a network says of public data", derived=(PUBLIC,)
+    )
     after_steps: ClassVar = ("personal",)
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ class Scaffold(Method):
     optimizer: Literal["adam", "sgd"] | Optimizer = "sgd"
 
     deploys: ClassVar = {"scaffold": "model"}
-    cover: ClassVar = Cover()
+    cover: ClassVar = Cover(derived=("control",))
     excludes: ClassVar = dict.fromkeys(
         ("adam", "momentum", "clip_gradient"),
         "its control variates are mean gradients only if every step is lr times a gradient, as plain 'sgd' makes it",

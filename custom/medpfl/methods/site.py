@@ -18,7 +18,7 @@ from medpfl.core.seeding import derive_seed
 from medpfl.data.resident import OnDevice, Resident
 from medpfl.data.rows import take
 from medpfl.data.samples import Samples
-from medpfl.methods.batches import Batch, Place, Span
+from medpfl.methods.batches import Batch, Place, Span, starts_of
 from medpfl.methods.effective_samples import EffectiveSamples
 from medpfl.methods.hospital import Hospital
 from medpfl.methods.precision import cast as cast_to
@@ -124,7 +124,7 @@ class Site:
         size, done = self.method.batch_size, 0
         for _ in range(steps or epochs or 0):
             order = self.task.order(samples, generator)
-            starts = _starts(len(order), size)
+            starts = starts_of(len(order), size)
             for start in starts:
                 yield done, steps or (epochs or 0) * len(starts), order[start : start + size]
                 done += 1
@@ -172,14 +172,15 @@ class Site:
         inputs = self.public[name]
         generator = torch.Generator().manual_seed(derive_seed(self._seed, self.round, "public", name))
         size = self.method.batch_size
-        starts = _starts(len(inputs), size)
+        starts = starts_of(len(inputs), size)
         for epoch in range(epochs):
             order = torch.randperm(len(inputs), generator=generator)
             for number, start in enumerate(starts, epoch * len(starts)):
                 rows = order[start : start + size]
                 self.go_on()
-                self._place = Place(number, epochs * len(starts))
+                self._place = Place(number, epochs * len(starts), public=True)
                 yield rows, moved(take(inputs, rows), self.device)
+        self._place = Place(0, 1)  # a step after them is of none of these
 
     def turn_to(self, batch: Batch) -> None:
         """The next steps are of this batch; for a method that has read others ahead."""
@@ -268,6 +269,8 @@ class Site:
             self.last_loss = loss
             made = self._noise.add(lot, names, [weight for weight in weights if weight.requires_grad], loss)
             return self._moved(names, term) if made else False
+        if self._noise is not None and not self._place.public:
+            self._noise.refuse(names, type(self.method).__name__)
         if lot is not None and lot.blank:
             return False
         number, batches = self._place.in_step(self.method.accumulate)
@@ -290,6 +293,8 @@ class Site:
 
     def learnt_from(self, model: str, rows: Tensor, weights: Tensor | None = None) -> None:
         """Of these training samples a gradient leaves without a step; ``weights``: of each in it, None: all alike."""
+        if self._noise is not None:
+            self._noise.refuse((model,), type(self.method).__name__)
         self._seen.append([rows])
         self._count(model, 0, Place(0, 1, None, rows, weights))
         self.behind[f"{self._prefix}{model}", 0].moved(1.0, 0.0)
@@ -316,8 +321,8 @@ class Site:
         Raises:
             ConfigError: every step must have noise, which this one would not have.
         """
-        if self._noise is not None and self._noise.covers((model,)):
-            raise ConfigError(f"{type(self.method).__name__} makes gradients of its own, which DPSGD cannot protect")
+        if self._noise is not None:
+            self._noise.refuse((model,), type(self.method).__name__)
         if self._half == torch.float16:
             raise ConfigError(f"{type(self.method).__name__} makes gradients of its own, which fp16 would lose")
         self._take_down((model,))
@@ -393,8 +398,3 @@ class Site:
             with self.autocast():
                 loss = self.task.loss(self.models[model](batch.inputs), batch.targets)
             self.step(model, loss, term=term)
-
-
-def _starts(samples: int, size: int) -> list[int]:
-    """Where the batches of an epoch begin; without a last one of a single sample when there are larger ones."""
-    return [start for start in range(0, samples, size) if start == 0 or size == 1 or samples - start > 1]

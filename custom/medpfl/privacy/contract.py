@@ -103,11 +103,14 @@ class Cover:
         update: why it cannot be had for updates; None: it can.
         at_home: networks that never leave and on which nothing that leaves depends. At record level their steps are
             ordinary ones, without noise.
+        derived: networks that are sent and are made, without steps, of weights that had noise, of what the server sent
+            and of public data alone. At record level no other network may be sent that steps with noise have not moved.
     """
 
     record: str | None = None
     update: str | None = None
     at_home: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
 
     def check(self, method: str, level: Level) -> None:
         """Raises ConfigError: the method cannot be protected so."""

@@ -19,7 +19,7 @@ def check_encryptable(mixers: Mapping[str, Mixer], clips: bool, codecs: bool) ->
         ConfigError: naming the component or the setting.
     """
     for slot, mixer in mixers.items():
-        if mixer.travels and type(mixer).mix is not Mixer.mix:
+        if mixer.travels and (type(mixer).mix is not Mixer.mix or mixer.remembers is not None):
             raise ConfigError(
                 f"component '{slot}': {type(mixer).__name__} needs the hospitals' tensors as they are, and the "
                 "controller's 'encryption' keeps them from the server; encrypted ones can be mixed by a matrix that "

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from medpfl.core.errors import ConfigError
 from medpfl.core.layout import laid_out_like
 from medpfl.core.seeding import seed_torch
 from medpfl.privacy.accountant import merged
@@ -57,6 +58,8 @@ class RecordNoise:
     def __init__(self, noise_multiplier: float, max_grad_norm: float, at_home: Sequence[str], stream: Stream):
         self._sigma, self._clip, self._at_home, self._stream = noise_multiplier, max_grad_norm, set(at_home), stream
         self._open: dict[tuple[str, ...], Gaussian] = {}
+        self._due: dict[tuple[str, ...], tuple[int, int, int]] = {}
+        """Of networks the lot, and which of its cases, from 0, their step takes next."""
         self._made: Counter[tuple[int, int, float]] = Counter()
         self._passes = 0
         self.networks: set[str] = set()
@@ -80,6 +83,14 @@ class RecordNoise:
         """Whether a step of these networks is one with noise."""
         return not self._at_home.issuperset(networks)
 
+    def refuse(self, networks: Sequence[str], method: str) -> None:
+        """Raises ConfigError: every step of these networks must have noise, and the method's gradient would not."""
+        if self.covers(networks):
+            raise ConfigError(
+                f"{method} makes gradients of its own, or of samples that 'site.training_batches' did not give, which "
+                "DPSGD cannot protect"
+            )
+
     def add(self, lot: Lot, networks: tuple[str, ...], weights: Sequence[Tensor], loss: Tensor) -> bool:
         """Take a case's gradient.
 
@@ -88,9 +99,21 @@ class RecordNoise:
 
         Returns:
             Whether it was the lot's last, and the gradients of the ``weights`` are now those of the step.
+
+        Raises:
+            ConfigError: the step does not take the lot's cases one after another, each once: a gradient of several
+                together counts as that of one, which the noise does not hide.
         """
-        if lot.number == 0:
+        here, due = (lot.passed, lot.index), self._due.get(networks)
+        if lot.number == 0 and networks not in self._open and (due is None or due[:2] != here):
             self._open[networks] = Gaussian(weights, self._clip, self._sigma)
+        elif networks not in self._open or due != (*here, lot.number):
+            raise ConfigError(
+                f"DPSGD shows a method one case after another, each as a batch, and the step of '{networks[0]}' does "
+                "not take each of them once: call 'site.step' for every batch that 'site.training_batches' gives, "
+                "before the next one"
+            )
+        self._due[networks] = *here, lot.number + 1
         if lot.blank:
             self._open[networks].add(None)
         else:

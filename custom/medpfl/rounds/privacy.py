@@ -17,7 +17,7 @@ from medpfl.data.samples import SiteData
 from medpfl.job import Job
 from medpfl.methods.contract import Method
 from medpfl.privacy import DPSGD, ClippedNoise
-from medpfl.privacy.accountant import check_installed, noise_for
+from medpfl.privacy.accountant import check_installed, epsilon, noise_for
 from medpfl.privacy.contract import Mechanism, Privacy, Spent
 from medpfl.privacy.ledger import Ledger
 from medpfl.privacy.lots import RecordNoise
@@ -32,6 +32,8 @@ from medpfl.tasks.losses import Loss
 
 SPENT = "this hospital's policy ('most_epsilon') allows at most"
 """How a hospital that trains no more begins its sentence."""
+BEFORE = -1
+"""Stands for the exchange of a round where its models are made ready before the training."""
 Noise = RecordNoise | None
 _INSTEAD = "build the network with norm 'group' (or 'instance')"
 
@@ -82,6 +84,7 @@ class Guard:
         self._rounds, self._gradients = rounds, set(gradients)
         self._made: list[RecordNoise] = []
         self._watched: list[_Watched] = []
+        self._of_round: list[Mechanism] = []
         self._sigma: float | None = None
         self._fixed: set[str] = set()
         self._over = False
@@ -164,6 +167,35 @@ class Guard:
         self._watched.append(_Watched(made, networks))
         return made
 
+    def check_made(self, networks: Networks, asked: Slots, instead: Slots) -> None:
+        """Whether steps with noise have made what is about to be sent; before anything is copied.
+
+        Args:
+            asked: the slots that are to be answered, as the server sent them.
+            instead: what is sent instead of some slots' tensors.
+
+        Raises:
+            ConfigError: something else has, which has no noise: an optimiser of the method's own, or a statistic.
+        """
+        if not isinstance(self._how, DPSGD):
+            return
+        for watched in self._watched:
+            watched.check()
+        noised = {id(weight) for watched in self._watched for weight in watched.moved()}
+        weights, state = dict(networks.models.named_parameters(remove_duplicate=False)), networks.state()
+        for slot, keys in {**asked, **instead}.items():
+            for key in keys:
+                name = key.partition(".")[0]
+                method = networks.owner.get(name, self._methods[0])
+                now, before = instead.get(slot, state).get(key), asked.get(slot, {}).get(key)
+                if name in method.cover.derived or id(weights.get(key)) in noised or _same(now, before):
+                    continue
+                raise ConfigError(
+                    f"{type(method).__name__} changes '{key}', which is sent, and DPSGD has put no noise on it: train "
+                    "it by 'site.step' on the batches of 'site.training_batches'; if it follows from weights with "
+                    f"noise and public data alone, the method's cover must say so: Cover(derived=('{name}',))"
+                )
+
     @property
     def compares(self) -> bool:
         """Whether what is sent is compared with what was received."""
@@ -174,17 +206,17 @@ class Guard:
 
         Raises:
             BudgetSpent: it would cost more than the policy allows.
-            ConfigError: training has moved, without noise, what is no weight.
+            ConfigError: the job would cost more than its ``target_epsilon``.
         """
         if self._how is None:
             return sent
-        for watched in self._watched:
-            watched.check()
         costs = [one for made in self._made for one in made.mechanisms()]
         if isinstance(self._how, ClippedNoise) and any(sent.values()):
             costs = [self._how.mechanism()]
+        self._of_round = costs if step == 0 else [*self._of_round, *costs]
         if not costs:  # nothing that was learnt leaves
             return sent
+        self._check_target()
         with self._ledger.alone():
             self._check_budget(costs)
             if isinstance(self._how, ClippedNoise):
@@ -214,6 +246,18 @@ class Guard:
             self._over = True
             raise self._refusal()
 
+    def _check_target(self) -> None:
+        if not isinstance(self._how, DPSGD) or self._how.target_epsilon is None:
+            return
+        whole = [one._replace(steps=one.steps * self._rounds) for one in self._of_round]
+        if (cost := epsilon(whole, self._how.delta)) > self._how.target_epsilon * (1 + 1e-6):
+            method = self._methods[0]
+            raise ConfigError(
+                f"{type(method).__name__} makes more steps with noise in a round than its 'passes' says "
+                f"({method.passes}), so that the job would cost an epsilon of {cost:.3f} where its target_epsilon is "
+                f"{self._how.target_epsilon:g}: say in the class how often a round goes through the training batches"
+            )
+
     def _refusal(self) -> BudgetSpent:
         return BudgetSpent(
             f"{SPENT} {self._policy.most_epsilon:g} at delta "
@@ -241,6 +285,10 @@ class _Watched:
         self._noise, self._networks = noise, networks
         self._held = {name: _buffers(network) for name, network in networks.items()}
 
+    def moved(self) -> list[nn.Parameter]:
+        """The weights of the networks that steps with noise have moved."""
+        return [weight for name in self._noise.networks for weight in self._networks[name].parameters()]
+
     def check(self) -> None:
         """Raises ConfigError: the steps have changed some of it."""
         for name in sorted(self._noise.networks):
@@ -257,6 +305,12 @@ def _buffers(network: nn.Module) -> dict[str, Tensor]:
     """Those in its state (``Unkept`` looks at others), with zeros in place of NaN, which differs from itself."""
     state = network.state_dict()
     return {key: buffer.detach().clone().nan_to_num_() for key, buffer in network.named_buffers() if key in state}
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return False
+    return torch.equal(one.detach().cpu().nan_to_num(), other.detach().cpu().nan_to_num())
 
 
 def _base(sent: Tensor, gradient: bool, received: Slots, slot: str, key: str) -> Tensor:

@@ -31,7 +31,7 @@ from medpfl.rounds.hospital.private import cut_of, held_private, save_private, s
 from medpfl.rounds.hospital.run_state import RunState
 from medpfl.rounds.hospital.scoring import Scoring
 from medpfl.rounds.messages import Message, Slots, copy_out, gather
-from medpfl.rounds.privacy import Guard, Noise
+from medpfl.rounds.privacy import BEFORE, Guard, Noise
 from medpfl.rounds.protocol.replies import RefineReply, StatisticsReply, TrainReply, ValidateReply
 from medpfl.rounds.protocol.requests import OfRun, RefineRequest, StatisticsRequest, TrainRequest, ValidateRequest
 from medpfl.rounds.refining import take_shown
@@ -186,6 +186,7 @@ class LocalRounds:
             instead.update(networks.sent_instead(site.outbox))
         self.resident.forget_round()
         self._unkept.check(here.models)
+        here.guard.check_made(networks, slots, instead)
         state = self._trained()
         into = slots if own and not here.guard.compares else None
         sent = here.guard.release({**networks.gather(state, into), **instead}, slots, header)
@@ -247,6 +248,7 @@ class LocalRounds:
             save_refined(self.run.files, current, private)
         sent = networks.sent_instead(site.outbox)
         answered = [slot for slot in own if slot in here.method.refined]
+        here.guard.check_made(networks, {slot: own[slot] for slot in answered}, sent)
         sent = {**gather(self._trained(), networks.slots, answered), **sent}
         return Message(RefineReply(round=current, step=step), here.guard.release(sent, own, header, step))
 
@@ -274,8 +276,13 @@ class LocalRounds:
             with torch.random.fork_rng(devices=[]):
                 for method in making:
                     seed_torch(here.seed, here.name, round_number, type(method).__name__, "mixed")
-                    method.after_mixing(self.site(method, round_number))
+                    # what is trained here goes into what the round sends
+                    noise = here.guard.noise(method, header, here.networks.of(method), BEFORE)
+                    site = self.site(method, round_number, noise=noise)
+                    method.after_mixing(site)
                     here.networks.check_held(method)
+                    if isinstance(header, TrainRequest):
+                        policy.check_trained(here.policy, site)
         metrics = self.scoring.lines(here.methods, round_number)
         received: dict[str, Tensor] = {}
         if not making:  # the networks are what was kept after training, and in the slots what the server sent
