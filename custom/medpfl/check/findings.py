@@ -144,9 +144,9 @@ def _of_images(inspection: Inspection) -> Iterator[str]:
         names = _names([case.name for case in inspection.constant])
         yield f"{inspection.name}: {len(inspection.constant)} images hold one value only: {names}"
     if inspection.unplaced:
-        count = f"{len(inspection.unplaced)} of {sum(inspection.shapes.values())} volumes"
+        share = f"{len(inspection.unplaced)} of {sum(inspection.shapes.values())} volumes"
         yield (
-            f"{inspection.name}: the headers of {count} do not say how they lie (sform_code and qform_code are 0): "
+            f"{inspection.name}: the headers of {share} do not say how they lie (sform_code and qform_code are 0): "
             f"{_names([case.name for case in inspection.unplaced])}; their first axis is taken to run from right to "
             "left, the second from back to front, the third upwards. If the pictures show left and right, or up and "
             "down, exchanged, write the files anew with an sform"
