@@ -25,7 +25,7 @@ Statistics = Literal["batch_norm_inputs", "head_inputs", "batch_norm_running"]
 class StatisticsDistance(Mixer):
     """W = lam I + (1 - lam) w, w_ij ~ 1 / d_ij, once for the whole run; every hospital alike until it is there.
 
-    A hospital that gave no statistics hears of all others equally, and nobody hears of it.
+    A hospital that gave no statistics hears of all others equally, and of those that gave them none hears of it.
 
     Args:
         lam: the weight a hospital's own model keeps, in [0, 1]; 1 is local training.
