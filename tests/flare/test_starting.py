@@ -2,6 +2,7 @@
 """A kit that is started says why it could not run: it runs already, or its certificate has expired. Real processes."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -109,6 +110,18 @@ def test_what_is_held_is_free_again_afterwards(kit: Path) -> None:
             hold_name(read_kit(kit))
         folder.close()
         name.close()
+
+
+def test_a_kit_on_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    """A file that may not grow stands for a disk without room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(MedPFLError, match=r"cannot lock .*running\.lock: File too large"):
+            hold_folder(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    hold_folder(tmp_path).close()
 
 
 def test_a_certificate_that_ends_soon_is_pointed_out(made: Provisioned, kit: Path) -> None:

@@ -118,11 +118,11 @@ def hold_folder(folder: Path) -> IO[str]:
             who = file.read(1000)
             text = f"its kit {folder} runs already, as {who}; stop that one first, or leave it alone"
             raise MedPFLError(text) from None
-    except OSError as error:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} of the machine {socket.gethostname()}")
+        file.flush()
+    except OSError as error:  # of a full disk only when something is written
         raise MedPFLError(f"cannot lock {folder / LOCK}: {error.strerror}") from error
-    file.truncate(0)
-    file.write(f"process {os.getpid()} of the machine {socket.gethostname()}")
-    file.flush()
     return file
 
 
