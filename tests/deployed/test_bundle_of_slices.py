@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MONAI bundles of models of slices, which come larger than in training: they predict the same, or are refused."""
+"""Models of slices, which come larger than in training. Their MONAI bundles predict the same, or are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.moe import MoE
 from medpfl.models.contract import Architecture
+from medpfl.models.dynunet import DynUNet
 from medpfl.models.transformers import UNETR, SwinUNETR
 from medpfl.models.unet import UNet
 from medpfl.rounds.simulate import simulate
@@ -67,3 +68,12 @@ def test_a_network_that_takes_one_size_alone_is_refused(
     with pytest.raises(MedPFLError, match=f"takes slices of {side} x {side} alone, and new ones have other sizes"):
         export(model, tmp_path / "organ", "monai")
     export(model, tmp_path / "model.pt", "torchscript")
+
+
+def test_a_long_slice_is_predicted_by_a_network_whose_lengths_are_multiples_of_nine(tmp_path: Path) -> None:
+    model = trained(FedAvg(steps=1), DynUNet((2, 2, 2), ((3, 3), (3, 3))), tmp_path, 18)
+    values = np.random.default_rng(0).normal(size=(520, 20, 1)).astype(np.float32)
+    nib.save(nib.Nifti1Image(values, np.diag([2.0, 2.0, 2.0, 1.0])), tmp_path / "long.nii.gz")
+    [row] = predict(load_deployed(model), tmp_path / "long.nii.gz", tmp_path / "out").rows
+    written: Any = nib.load(tmp_path / "out" / str(row["file"]))
+    assert written.shape == values.shape

@@ -30,7 +30,7 @@ from medpfl.tasks.metrics.measure import Measure
 
 SUMMARY = "predictions.csv"
 _BATCH = 16  # whole slices are larger than the samples of training
-_WINDOW = 512  # pixels at least; longer slices are segmented window by window, so that memory does not grow
+_WINDOW = 512  # pixels about, at least; longer slices are segmented window by window, so that memory does not grow
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
         found = f"{got[0]} channels" if case.save else f"shape {list(got)}"
         raise DataError(f"{case.name}: the model takes inputs of {what}, got {found}")
     device = training_device()
-    window = None if model.task.spec.whole else max([_WINDOW, *expected[1:]])  # such tasks have windows of their own
+    spec = model.task.spec  # one of whole cases has windows of its own
+    window = None if spec.whole else max([_window(spec.multiple), *expected[1:]])
     with repeatable(device), model.on(device) as networks:
         served = model.method.serve(model.name, networks, case.inputs, expected, device)
 
@@ -161,6 +162,11 @@ def _predict_case(model: Deployed, case: NewCase, folder: Path, probabilities: b
     if case.save:
         return {**served.told, **case.save(outputs, folder, model.class_names, probabilities)}
     return {**served.told, **model.task.answer(model.task.decide(outputs), model.class_names)}
+
+
+def _window(multiple: int) -> int:
+    """Length of a window that the network takes: a multiple of this, such as 513 of 9."""
+    return -(-_WINDOW // multiple) * multiple
 
 
 def _run(network: Callable[[Tensor], Tensor], inputs: Tensor, window: int | None) -> Tensor:
