@@ -16,7 +16,6 @@ from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
-from medpfl.core.errors import ConfigError
 from medpfl.job.names import CLIENT_FILE
 
 _CONFIG = "config"
@@ -38,16 +37,16 @@ class PlainJobs(AppValidator):
 
 class _Refused(ConfigLoader):
     """In the place of FLARE's reader of another format: at a server FLARE reads a job's meta.json, by whatever ending,
-    when it is submitted, before anybody is asked."""
+    when it is submitted, before anybody is asked, and takes a ValueError for its refusal."""
 
     def load_config(self, file_path: str) -> Config:
-        raise ConfigError(f"{_JSON_ONLY}, and this is {Path(file_path).name[:100]!r}")
+        raise ValueError(f"{_JSON_ONLY}, and this is {Path(file_path).name[:100]!r}")
 
     def load_config_from_str(self, config_str: str) -> Config:
-        raise ConfigError(_JSON_ONLY)
+        raise ValueError(_JSON_ONLY)
 
     def load_config_from_dict(self, config_dict: dict[str, object]) -> Config:
-        raise ConfigError(_JSON_ONLY)
+        raise ValueError(_JSON_ONLY)
 
 
 def look_first() -> None:
