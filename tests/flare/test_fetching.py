@@ -172,7 +172,7 @@ def test_more_than_may_be_taken_is_refused(federation: Federation, monkeypatch: 
 def test_a_hospital_that_is_gone_costs_its_answer_only(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "WAIT", 1.0)
     fetcher, arrived = Fetcher(federation.context()), threading.Event()
-    answers = Answers(fetcher, arrived.set)
+    answers = Answers(fetcher, arrived.set, 60.0)
     fetcher.size_is(1)
     anna, dora = federation.hospital("anna"), federation.hospital("dora")
     federation.submit(anna, answer(1)), federation.submit(dora, answer(2))
@@ -184,6 +184,32 @@ def test_a_hospital_that_is_gone_costs_its_answer_only(federation: Federation, m
     found |= all_of(answers, 1, arrived)
     assert isinstance(found["anna"], Shareable) and weight(found["anna"]).tobytes() == weight(answer(1)).tobytes()
     assert isinstance(found["dora"], LostAnswer) and "did not come whole" in str(found["dora"])
+
+
+def test_a_hospital_that_sends_its_answer_for_ever_does_not_keep_the_others_waiting(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer at a time is fetched as long as no size is known: in a job's first exchange."""
+    plain, fetcher, arrived = Pieces.produce, Fetcher(federation.context()), threading.Event()
+    anna, dora = federation.hospital("anna"), federation.hospital("dora")
+    federation.submit(anna, answer(1)), federation.submit(dora, answer(2))
+
+    def endless(self: Pieces, state: dict[str, object], requester: str) -> object:
+        if state and weight_of(self).tobytes() == weight(answer(2)).tobytes():
+            time.sleep(0.1)
+            return pieces.ProduceRC.OK, [], state
+        return plain(self, state, requester)
+
+    def weight_of(sent: Pieces) -> np.ndarray:
+        return next(iter(sent.base_obj.values()))
+
+    monkeypatch.setattr(Pieces, "produce", endless)
+    answers = Answers(fetcher, arrived.set, 2.0)
+    for client in (dora, anna):
+        answers.came(client, federation.came[client.name])
+    found = all_of(answers, 2, arrived)
+    assert isinstance(found["anna"], Shareable) and weight(found["anna"]).tobytes() == weight(answer(1)).tobytes()
+    assert isinstance(found["dora"], LostAnswer) and "so slowly that others had to wait" in str(found["dora"])
 
 
 def test_a_process_that_was_started_again_has_nothing_of_the_answer(federation: Federation) -> None:
@@ -210,7 +236,7 @@ def test_as_many_at_a_time_as_there_is_room_for(
         download(place, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fetching, "download_object", watched)
-    answers = Answers(fetcher, arrived.set)
+    answers = Answers(fetcher, arrived.set, 60.0)
     for number, name in enumerate(("anna", "berta", "clara")):
         client = federation.hospital(name)
         answers.came(client, federation.submit(client, answer(number)))
@@ -223,7 +249,7 @@ def test_as_many_at_a_time_as_there_is_room_for(
 
 def test_the_first_answer_of_a_hospital_counts_until_it_is_asked_again(federation: Federation) -> None:
     fetcher, arrived = Fetcher(federation.context()), threading.Event()
-    answers = Answers(fetcher, arrived.set)
+    answers = Answers(fetcher, arrived.set, 60.0)
     client = federation.hospital("anna")
     answers.came(client, federation.submit(client, answer(1)))
     answers.came(client, federation.submit(client, answer(2)))

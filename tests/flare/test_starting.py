@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kit that is started says why it could not run: it runs already, or its certificate has expired. Real processes."""
+"""A kit that is started says why it could not run: it runs already, or its certificate has expired. Real processes. A
+site that runs takes no job into which FLARE would put something of its machine."""
 
+import json
 import os
 import resource
 import shutil
@@ -8,14 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, SiteType
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.private.fed.app.fl_app_validator import FLAppValidator
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare import starting
@@ -161,10 +169,80 @@ def test_a_hospital_whose_certificate_has_expired_takes_no_job(
         assert ("takes no part in the job" in caplog.text) is (reason is not None)
 
 
+def hocon(told: str) -> str:
+    """A hospital's configuration whose dataset's name is what FLARE puts in; its first lines include a file."""
+    return told + CONFIGURATION[1:-1].replace('"NAME"', "${told}") + "\n"
+
+
+CONFIGURATION = json.dumps(
+    {
+        "format_version": 2,
+        "executors": [
+            {
+                "tasks": ["*"],
+                "executor": {"path": "medpfl.flare.executor.SiteExecutor", "args": {"task": {"dataset": "NAME"}}},
+            }
+        ],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "refused"),
+    [
+        ("config_fed_client.json", CONFIGURATION, ""),
+        ("config_fed_client.json", CONFIGURATION.replace("NAME", "{$DB_PASSWORD}"), "names a variable"),
+        ("config_fed_client.json", CONFIGURATION.replace("NAME", "{SITE_NAME:>9999999999}"), "names a variable"),
+        ("inside/config_fed_client.json", CONFIGURATION.replace("NAME", "kit at {WORKSPACE}"), "names a variable"),
+        ("config_fed_client.json", "[" * 100_000, "no valid JSON"),
+        ("config_fed_client.conf", hocon('include file("PATIENTS")\n'), "from JSON only"),
+        ("config_fed_client.conf.default", hocon("told = ${DB_PASSWORD}\n"), "from JSON only"),
+    ],
+)
+def test_a_site_takes_no_job_into_which_flare_would_put_a_file_or_a_variable(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, refused: str
+) -> None:
+    """A dataset's name that no site file declares is repeated to the server."""
+    monkeypatch.chdir(kit)
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    monkeypatch.setattr(AppAuthzService, "app_validator", FLAppValidator(SiteType.CLIENT))
+    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+    (patients := kit.parent / "patients.json").write_text('{"told": "Erna Muster"}')
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    file = kit.parent / "app" / "config" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(text.replace("PATIENTS", str(patients)))
+    starting.Start().handle_event(EventType.SYSTEM_START, FLContext())
+    said, _ = AppAuthzService.validate_app(str(kit.parent / "app"))
+    assert refused in said and bool(said) is bool(refused)
+    assert "Erna" not in said and "hunter2" not in said
+
+
+def test_a_server_reads_no_file_for_the_meta_file_of_a_job(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """FLARE shows it to whoever may list the jobs."""
+    monkeypatch.chdir(kit)
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    monkeypatch.setattr(AppAuthzService, "app_validator", None)
+    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+    (secret := tmp_path / "secret.json").write_text('{"name": "what lies at the server"}')
+    meta_file = f'include file("{secret}")\nmin_clients = 1\ndeploy_map = {{"app": ["@ALL"]}}'
+    job = BytesIO()
+    with zipfile.ZipFile(job, "w") as written:
+        written.writestr("job/meta.conf", meta_file)
+        for name in ("", "config_fed_server.json", "config_fed_client.json"):
+            written.writestr(f"job/app/config/{name}", "{}" if name else "")
+    starting.Start().handle_event(EventType.SYSTEM_START, FLContext())
+    valid, why, meta = JobMetaValidator().validate("job", job.getvalue())
+    assert not valid and "from JSON only" in why and "lies at the server" not in f"{why} {meta}"
+
+
 def test_the_doctor_names_a_kit_of_before(kit: Path) -> None:
     def notes() -> list[str]:
         return [found.text for found in examine(kit) if found.check == "supervision" and found.status == "note"]
 
     assert not notes()
     (kit / "local" / FILE).unlink()
-    assert notes() == ["a kit that is started twice, or has expired, would start and say nothing"]
+    text = "a kit that is started twice, or has expired, would start and say nothing, and jobs may ask for files"
+    assert notes() == [text]

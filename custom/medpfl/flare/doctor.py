@@ -261,7 +261,8 @@ def _supervision(kit: Kit) -> Iterator[Finding]:
     else:
         yield problem(check, "if the server is killed, FLARE shows the jobs that it ran as RUNNING for ever", mend)
     if not (kit.local / STARTING).exists():
-        yield note(check, "a kit that is started twice, or has expired, would start and say nothing", mend)
+        text = "a kit that is started twice, or has expired, would start and say nothing, and jobs may ask for files"
+        yield note(check, text, mend)
 
 
 def _leaks(kit: Kit) -> Iterator[Finding]:

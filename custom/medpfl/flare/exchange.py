@@ -122,7 +122,8 @@ class ExchangeController(Controller):
             Stopped: the job was aborted.
         """
         assert self.coordinator is not None and self._fetcher is not None and self._asking is not None
-        asking, answers = self._asking, Answers(self._fetcher, self._arrived.set)
+        asking = self._asking
+        answers = Answers(self._fetcher, self._arrived.set, exchange.timeout / max(1, len(exchange.messages)))
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             asking.no_task_for(client_task.client.name)

@@ -9,6 +9,7 @@ of our own: of so many hospitals at a time as memory has room for, and a hospita
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -114,15 +115,15 @@ class Answers:
 
     Args:
         arrived: called when there is something to ``take``; in any thread.
+        share: seconds that a hospital's answer may take while others wait for its room.
     """
 
-    def __init__(self, fetcher: Fetcher, arrived: Callable[[], None]):
-        self._fetcher, self._arrived = fetcher, arrived
+    def __init__(self, fetcher: Fetcher, arrived: Callable[[], None], share: float):
+        self._fetcher, self._arrived, self._share = fetcher, arrived, share
         self._came: set[str] = set()
         self._waiting: deque[tuple[Client, Shareable]] = deque()  # filled by FLARE's threads, as _complete by ours
-        self._at_work: set[str] = set()
+        self._at_work: dict[str, tuple[float, Signal]] = {}
         self._complete: deque[tuple[str, Shareable | MedPFLError]] = deque()
-        self._over = Signal()
 
     def came(self, client: Client, result: Shareable) -> None:
         """An answer's text is here. Runs under FLARE's locks, which every heartbeat waits for: think later."""
@@ -145,25 +146,29 @@ class Answers:
             site, answer = self._complete.popleft()
             yield site, answer
             del answer
-            self._at_work.discard(site)
+            del self._at_work[site]
 
     def stop(self) -> None:
         """No more is asked for."""
-        self._over.trigger("the exchange is over")
+        for _, over in self._at_work.values():
+            over.trigger("the exchange is over")
 
     def _start(self) -> None:
         while self._waiting and len(self._at_work) < self._fetcher.at_once():
             client, result = self._waiting.popleft()
-            self._at_work.add(client.name)
-            threading.Thread(target=self._fetch, args=(client, result), daemon=True).start()
+            self._at_work[client.name] = time.monotonic(), (over := Signal())
+            threading.Thread(target=self._fetch, args=(client, result, over), daemon=True).start()
+        for began, over in self._at_work.values() if self._waiting else ():
+            if time.monotonic() - began > self._share and not over.triggered:
+                over.trigger("others wait")
 
-    def _fetch(self, client: Client, result: Shareable) -> None:
+    def _fetch(self, client: Client, result: Shareable, over: Signal) -> None:
         found: Shareable | MedPFLError = LostAnswer()
         try:
-            self._fetcher.fetch(client, result, self._over)
+            self._fetcher.fetch(client, result, over)
             found = result
         except MedPFLError as error:
-            found = error
+            found = LostAnswer("it came so slowly that others had to wait") if over.triggered else error
         finally:  # what another machine sent may be anything; an error that nobody thought of is in the log
             self._complete.append((client.name, found))
             self._arrived()

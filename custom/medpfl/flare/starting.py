@@ -29,6 +29,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.flare.identity import SOON
 from medpfl.flare.kit_files import Component, FlareFile, write_file
 from medpfl.flare.kits import Kit, read_kit
+from medpfl.flare.plain_jobs import look_first
 from medpfl.flare.provision import fingerprint
 
 FILE = "medpfl__p_resources.json"  # by this ending FLARE reads it for the site's own process, not for those of jobs
@@ -45,7 +46,7 @@ class Components(FlareFile):
 
 class Start(FLComponent):
     """Looks at the kit before the site connects, and at its certificates again before each job, which a hospital whose
-    certificate has expired does not take.
+    certificate has expired does not take; nor does a site take a job that is not plain (``flare.plain_jobs``).
 
     FLARE tells a component nothing before it connects, and its working folder is the kit then: so the kit is looked at
     where the component is built.
@@ -70,7 +71,9 @@ class Start(FLComponent):
             self._refuse(error)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.BEFORE_CHECK_RESOURCE_MANAGER:  # the server asks a hospital whether it takes a job
+        if event_type == EventType.SYSTEM_START:  # FLARE's own validator is there now, and no job has come
+            look_first()
+        elif event_type == EventType.BEFORE_CHECK_RESOURCE_MANAGER:  # the server asks a hospital whether it takes a job
             try:
                 list(soon_over(self._kit))
             except MedPFLError as error:
