@@ -275,6 +275,29 @@ def test_a_file_that_no_site_file_declares_does_not_leave_a_hospital(
         assert not [path for path in place.rglob("*") if path.is_file() and array[:64] in path.read_bytes()]
 
 
+def test_a_hospital_takes_no_job_into_which_flare_would_put_something_of_its_machine(
+    federation: HospitalFederation, tmp_path: Path
+) -> None:
+    """The server has an app of its own, so that only the hospitals see what names the variable."""
+    folder = deploy_to(write_job(replace(small_job(), name="with-variable"), tmp_path / "job"), SITES[:2])
+    shutil.copytree(folder / "app", folder / "app_of_hospitals")
+    file = folder / "app_of_hospitals" / "config" / "config_fed_client.json"
+    assert (text := file.read_text()).count('"dataset": "') == 1
+    file.write_text(text.replace('"dataset": "', '"dataset": "{WORKSPACE} '))
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["deploy_map"] = {"app": ["server"], "app_of_hospitals": SITES[:2]}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    job_id = federation.submit(folder)
+    deadline = time.monotonic() + 120
+    while not federation.status(job_id).startswith("FINISHED"):
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    told = str(federation.session.get_job_meta(job_id)["job_deploy_detail"])
+    assert told.count("names a variable, which this site fills in for no job") == 2
+    named = b"dataset '" + str(federation.workspace).encode()
+    assert not [p for p in federation.kit("server").rglob("*") if p.is_file() and named in p.read_bytes()]
+
+
 def test_the_wire_is_mutual_tls(federation: HospitalFederation) -> None:
     kit = read_kit(federation.kit("hospital-a"))
     assert handshake(kit, "localhost").endswith("with 'server.example.org'")
