@@ -194,6 +194,11 @@ def test_a_method_with_the_name_of_another_one_s_row_is_refused(tmp_path: Path, 
             },
             "methods.Soft.slots.model: StatisticsDistance's from_round is 99, and the job has",
         ),
+        (
+            {"path": "own_method.Parted"},
+            "methods.Soft: 'components' of Parted must name a server component for its slot 'bias', such as Mean(); it "
+            "names: model; write it in the comparison file as methods.Soft.slots.bias: {path: ..., args: ...}",
+        ),
         ({"path": "bounded_fedavg.OtherStart"}, "unfair: Soft starts its network 'model' from other initial weights"),
     ],
 )

@@ -92,6 +92,20 @@ def test_what_a_package_itself_makes_counts(package: Callable[..., str]) -> None
     assert package("__init__.py", made.format(0.2)) != first
 
 
+def test_what_lies_beside_a_package_counts_unless_it_is_installed(
+    package: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a method in a single file, with what it uses in another one beside it, runs of the old code were kept in
+    silence after the other file had changed."""
+    (tmp_path / "flathelper.py").write_text("LIMIT = 1\n")
+    first = package("method.py", "import torch\nfrom flathelper import LIMIT\n\nclass Mine:\n    x = LIMIT\n")
+    assert {name.partition(".")[0] for name in sources_of(["sourcepkg.method"])} == {"sourcepkg", "flathelper"}
+    (tmp_path / "flathelper.py").write_text("LIMIT = 2\n")
+    assert package() != first
+    (tmp_path / "installed-1.0.dist-info").mkdir()
+    assert set(sources_of(["sourcepkg.method"])) == {"sourcepkg.method"}
+
+
 @pytest.mark.slow
 def test_runs_of_a_method_do_not_depend_on_the_others(tmp_path: Path, table_sites: dict[str, Path]) -> None:
     methods = {"Soft": SOFT, "Prox": {"path": "medpfl.methods.fedprox.FedProx"}}

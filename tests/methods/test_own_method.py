@@ -17,6 +17,8 @@ from medpfl.core.groups import under
 from medpfl.core.mixers import Mean
 from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.softpull import SoftPull
+from medpfl.privacy import ClippedNoise
+from medpfl.privacy.contract import Cover
 from medpfl.rounds.simulate import simulate
 from own_method import Ours
 from small_jobs import small_job, write_table_sites
@@ -70,6 +72,36 @@ def test_what_it_gives_of_another_kind_is_refused_by_its_name(name: str, tmp_pat
 def test_so_are_parts_of_it(name: str, given: Callable[..., Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' of Wrong must give {said}"):
         run(like("Wrong", diagnoses=("gap",), **{name: given})(), tmp_path)
+
+
+@pytest.mark.parametrize("privacy", [None, ClippedNoise(noise_multiplier=1.0, clip=1.0)])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nowhere": {}}, "puts into 'site.outbox' slot 'nowhere', which it does not have; its slots are: model"),
+        ({"model": [1]}, r"must give a dictionary of tensors by .* for slot 'model'; it gives \[1\]"),
+        ({"model": {"model.0.weight": 1}}, "must give a tensor for 'model.0.weight' of slot 'model'; it gives 1"),
+        ({"model": {}}, "puts into 'site.outbox' slot 'model' without the entry 'model.0.bias'; it has: model.0.w"),
+        ({"model": {"model.x": torch.zeros(1)}}, "slot 'model' without the entry 'model.0.bias'"),
+        (
+            {"model": {"model.0.bias": torch.zeros(1)}},
+            r"'model.0.bias' of slot 'model' as \[1\] torch.float32; it is \[4\]",
+        ),
+    ],
+)
+def test_what_it_sends_instead_of_its_slots_is_what_they_hold(
+    given: Any, said: str, privacy: ClippedNoise | None, tmp_path: Path
+) -> None:
+    """With noise or a codec these were errors of Python's; else the server told of them in sentences of its own."""
+
+    def send(self: Method, site: Site) -> None:
+        site.fit("model")
+        site.outbox |= given
+        if said.startswith("'model.0.bias'"):
+            site.outbox["model"] = {**site.models.state_dict(), **given["model"]}
+
+    with pytest.raises(ConfigError, match=f"Wrong.*{said}"):
+        run(like("Wrong", local_round=send, cover=Cover())(privacy=privacy), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -21,3 +21,11 @@ class Ours(Method):
 
     def local_round(self, site: Site) -> None:
         site.fit("model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted(Ours):
+    """Its slots are parts of its network, and it says of none how the server mixes it."""
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {part: [key for key in models.state_dict() if key.endswith(part)] for part in ("bias", "weight")}

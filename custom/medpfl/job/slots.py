@@ -72,7 +72,13 @@ def default_mixer(method: Method, slot: str) -> Mixer:
     Raises:
         ConfigError: it has none; the sentence says what to name.
     """
-    usual = method.components()[slot]
+    own = components_of(method)
+    if slot not in own:
+        raise ConfigError(
+            f"'components' of {type(method).__name__} must name a server component for its slot '{slot}', such as "
+            f"Mean(); it names: {', '.join(own) or 'none'}"
+        )
+    usual = own[slot]
     if isinstance(usual, NoDefault):
         raise ConfigError(f"{type(method).__name__} has no default for slot '{slot}': {usual.advice}")
     return usual

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError, shown
 from medpfl.core.mixers import Mixer, NoDefault
@@ -59,6 +59,23 @@ def components_of(method: Method) -> dict[str, Mixer | NoDefault]:
         if not isinstance(mixer, Mixer | NoDefault):
             raise _wrong(method, "components", f"a server component for slot '{name}', such as Mean()", mixer)
     return dict(made)
+
+
+def outbox_of(method: Method, made: object) -> Mapping[str, Mapping[str, Tensor]]:
+    """What it puts into ``site.outbox``.
+
+    Raises:
+        ConfigError: it is something else than tensors by their entries, by their slots' names.
+    """
+    if not isinstance(made, Mapping):
+        raise _wrong(method, "site.outbox", "a dictionary of slots", made)
+    for slot, state in made.items():
+        if not isinstance(state, Mapping):
+            raise _wrong(method, "site.outbox", f"a dictionary of tensors by their entries for slot '{slot}'", state)
+        for key, tensor in state.items():
+            if not isinstance(tensor, Tensor):
+                raise _wrong(method, "site.outbox", f"a tensor for '{key}' of slot '{slot}'", tensor)
+    return made
 
 
 def numbers_of(

@@ -2,9 +2,9 @@
 """Which source files a run's result depends on: a changed one makes another run.
 
 They are the modules that compute (the round loop, those of the run's components) and what these import, directly or
-not, within MedPFL and the components' own packages. A package that only passes a name on is looked through to the
-module that defines it, so that a new method or server component beside the old ones changes nothing. Comments,
-docstrings and layout do not count.
+not, within MedPFL, the components' own packages and what lies in the same folder as these, unless it is one into which
+packages are installed. A package that only passes a name on is looked through to the module that defines it, so that a
+new method or server component beside the old ones changes nothing. Comments, docstrings and layout do not count.
 """
 
 import ast
@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 import tokenize
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -35,7 +35,8 @@ def source_digest(roots: Iterable[str]) -> str:
 def sources_of(roots: Iterable[str]) -> dict[str, str]:
     """Module to the digest of its code."""
     roots = set(roots)
-    return _followed(roots, {"medpfl", *map(_package, roots)}, _module)
+    packages = {"medpfl", *map(_package, roots)}
+    return _followed(roots, packages, _module, {*map(_folder, packages - {"medpfl"})} - {None})
 
 
 def foreign_code(paths: Iterable[str]) -> dict[str, str]:
@@ -54,15 +55,30 @@ def _package(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _followed(roots: set[str], packages: set[str], read: "Callable[[str], _Code]") -> dict[str, str]:
-    """The digests of ``roots`` and of all modules of ``packages`` that they import, directly or not."""
+def _folder(package: str) -> Path | None:
+    """The folder of one's own in which a module or package lies; None: it is installed beside those of others."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    places = spec and (spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else []))
+    folder = Path(next(iter(places))).parent if places else None
+    return None if folder is None or any(folder.glob("*.dist-info")) else folder
+
+
+def _followed(
+    roots: set[str], packages: set[str], read: "Callable[[str], _Code]", folders: Set[Path | None] = frozenset()
+) -> dict[str, str]:
+    """The digests of ``roots`` and of all modules of ``packages``, or of what lies in ``folders``, that they import,
+    directly or not."""
     waiting, found = set(roots), dict[str, str]()
+    own = functools.cache(lambda package: package in packages or (bool(folders) and _folder(package) in folders))
     while waiting:
         name = waiting.pop()
         if name not in found and name not in PAGES:
             code = read(name)
             found[name] = code.digest
-            waiting |= {_defining(*pair) for pair in code.imported if _package(pair[0]) in packages}
+            waiting |= {_defining(*pair) for pair in code.imported if own(_package(pair[0]))}
     return found
 
 

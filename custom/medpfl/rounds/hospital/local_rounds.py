@@ -183,7 +183,7 @@ class LocalRounds:
             policy.check_trained(here.policy, site)
             told = policy.may_tell_loss(here.policy, site)
             losses[next(iter(method.deploys))] = number(float(site.last_loss)) if told else None
-            instead.update(networks.sent_instead(site.outbox))
+            instead.update(networks.sent_instead(method, site.outbox))
         self.resident.forget_round()
         self._unkept.check(here.models)
         here.guard.check_made(networks, slots, instead)
@@ -246,7 +246,7 @@ class LocalRounds:
         private = self._private()
         if any(not torch.equal(tensor, before[key]) for key, tensor in private.items()):  # statistics of BatchNorm, say
             save_refined(self.run.files, current, private)
-        sent = networks.sent_instead(site.outbox)
+        sent = networks.sent_instead(here.method, site.outbox)
         answered = [slot for slot in own if slot in here.method.refined]
         here.guard.check_made(networks, {slot: own[slot] for slot in answered}, sent)
         sent = {**gather(self._trained(), networks.slots, answered), **sent}

@@ -12,7 +12,7 @@ from medpfl.core.frozen import frozen_entries
 from medpfl.core.groups import check_slots, describe, without
 from medpfl.core.tied import first_names, once, own_state
 from medpfl.methods.contract import Build, Method
-from medpfl.methods.returned import networks_of, slots_of
+from medpfl.methods.returned import networks_of, outbox_of, slots_of
 from medpfl.rounds.messages import SEPARATOR, Slots, copy_out, flatten, gather, load
 
 
@@ -160,15 +160,40 @@ class Networks:
                 found.update(f"{name}.{key}" for key in still)
         return [key for slot in self.travelling for key in self.slots[slot] if key in found]
 
-    def sent_instead(self, outbox: Mapping[str, Mapping[str, Tensor]]) -> Slots:
-        """Copies of what a method sends instead of slots' tensors, but for frozen ones and further names."""
+    def sent_instead(self, method: Method, outbox: Mapping[str, Mapping[str, Tensor]]) -> Slots:
+        """Copies of what a method sends instead of slots' tensors, but for frozen ones and further names.
+
+        Raises:
+            ConfigError: it is not what the slots hold: which entries, of which shapes and types.
+        """
         first = first_names(self.models) if outbox else {}
         frozen = frozen_entries(self.models) if outbox else set()
-        return {
-            slot: {
+        state = self.state() if outbox else {}
+        found: Slots = {}
+        for slot, given in outbox_of(method, outbox).items():
+            if slot not in self.slots:
+                raise _unsendable(
+                    method, f"slot '{slot}', which it does not have; its slots are: {', '.join(self.slots)}"
+                )
+            found[slot] = {
                 key: copy_out(tensor)
-                for key, tensor in state.items()
+                for key, tensor in given.items()
                 if first.get(key, key) == key and key not in frozen
             }
-            for slot, state in outbox.items()
-        }
+            for key in sorted(found[slot].keys() ^ set(self.slots[slot])):
+                what = "without" if key in self.slots[slot] else "with"
+                raise _unsendable(
+                    method, f"slot '{slot}' {what} the entry '{key}'; it has: {', '.join(self.slots[slot])}"
+                )
+            for key, tensor in found[slot].items():
+                if (tensor.shape, tensor.dtype) != (state[key].shape, state[key].dtype):
+                    raise _unsendable(
+                        method,
+                        f"'{key}' of slot '{slot}' as {list(tensor.shape)} {tensor.dtype}; it is "
+                        f"{list(state[key].shape)} {state[key].dtype}",
+                    )
+        return found
+
+
+def _unsendable(method: Method, what: str) -> ConfigError:
+    return ConfigError(f"{type(method).__name__} puts into 'site.outbox' {what}")
