@@ -282,7 +282,8 @@ def test_a_hospital_takes_no_job_into_which_flare_would_put_something_of_its_mac
     folder = deploy_to(write_job(replace(small_job(), name="with-variable"), tmp_path / "job"), SITES[:2])
     shutil.copytree(folder / "app", folder / "app_of_hospitals")
     file = folder / "app_of_hospitals" / "config" / "config_fed_client.json"
-    assert (text := file.read_text()).count('"dataset": "') == 1
+    text = file.read_text()
+    assert text.count('"dataset": "') == 1
     file.write_text(text.replace('"dataset": "', '"dataset": "{WORKSPACE} '))
     meta = json.loads((folder / "meta.json").read_text())
     meta["deploy_map"] = {"app": ["server"], "app_of_hospitals": SITES[:2]}
