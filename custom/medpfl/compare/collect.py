@@ -331,6 +331,11 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         selection=aggregate.selection(row.parts, sites),
         scored=row.parts[0].scored,
         one_answer={site: count for site in sites if (count := sum(site in part.one_answer for part in row.parts))},
+        privacy={
+            site: max((run.privacy[site] for run in row.runs if site in run.privacy), key=lambda spent: spent.epsilon)
+            for site in sites
+            if any(site in run.privacy for run in row.runs)
+        },
         mixing=Mixing(split=first.split, seed=first.seed, slots=first.mixing),
     )
 

@@ -18,6 +18,7 @@ from medpfl.results.terminal_blocks import print_table
 from medpfl.tasks.metrics.digits import amount, digits
 
 CHOSEN = "What the hospitals' own validation cases choose"
+PRIVACY = "What noise has cost in one run: epsilon of each hospital, of the runs the largest"
 NEEDED = "What would show a gain of this size (two-sided 5 %, power 80 %)"
 
 
@@ -218,6 +219,17 @@ def _sent(row: Row, way: Direction) -> str:
     return f"{text} (1/{row.ratio[way]:.3g})" if row.ratio else text
 
 
+def privacy(content: Results) -> tuple[list[str], list[list[str]]]:
+    """Of methods with noise: whom it protects, delta, and each hospital's epsilon; no lines without noise."""
+    lines = []
+    for row in ranked(content):
+        if told := list(row.privacy.values()):
+            level = f"{told[0].level}, fixed seed: protects nothing" if any(s.fixed for s in told) else told[0].level
+            cells = (f"{row.privacy[site].epsilon:.3f}" if site in row.privacy else "–" for site in content.hospitals)
+            lines.append([row.name, level, f"{told[0].delta:g}", *cells])
+    return ["method", "level", "delta", *content.hospitals], lines
+
+
 def calibrations(content: Results) -> tuple[list[str], list[list[str]]]:
     """Expected calibration error and Brier score: methods by hospitals; no lines where they are not defined."""
     sites = content.hospitals
@@ -252,6 +264,8 @@ def print_comparison(content: Results, folder: Path, console: Console) -> None:
     tables = [(f"{title}; {runs_text(content)}", leaderboard(content)), ("Gain over local training", gains(content))]
     if content.chosen:
         tables.append((CHOSEN, chosen(content)))
+    if (spent := privacy(content))[1]:
+        tables.append((PRIVACY, spent))
     if content.unseen:
         tables.append(("Tested at a hospital that took no part", unseen(content)))
     for heading, (head, rows) in tables:
@@ -293,6 +307,7 @@ def markdown(content: Results) -> str:
         ("Tested on all hospitals' cases together, mean of the hospitals' models", together(content)),
         ("Tested at a hospital that took no part", unseen(content) if content.unseen else ([], [])),
         ("Which model served whose test cases", selections(content)),
+        (PRIVACY, privacy(content)),
         ("Cost of one hospital", cost(content)),
         ("Calibration on the test sets: expected calibration error / Brier score", calibrations(content)),
         ("Search of arguments", searches(content)),

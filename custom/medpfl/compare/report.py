@@ -87,6 +87,8 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
         other_metrics=comparison_tables.other_metrics(content),
         together=comparison_tables.together(content),
         cost=comparison_tables.cost(content),
+        privacy=comparison_tables.privacy(content),
+        privacy_title=comparison_tables.PRIVACY,
         beside=constant.beside(content),
         majority=comparison_tables.majority(content),
         always=constant.always(content),

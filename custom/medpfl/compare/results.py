@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, field_serializer
 
 from medpfl.compare.file import Comparison
 from medpfl.compare.run_results import Bins, FoldRun, Initial, Rows
+from medpfl.privacy.contract import Spent
 from medpfl.results.schema import VERSION, Direction, Event, Typed
 from medpfl.tasks.metrics.certainty import Interval
 from medpfl.tasks.metrics.digits import digits
@@ -158,6 +159,7 @@ class Row(Typed):
         cross: row: whose model; column: whose test data; mean over the runs.
         scored: after what its models were evaluated, the mixing or local steps; None: not known.
         one_answer: hospital to the number of runs in which the model gives all its test cases the same class.
+        privacy: hospital to what its noise has cost in the run where that is most; empty without noise.
     """
 
     name: str
@@ -183,6 +185,7 @@ class Row(Typed):
     calibration: dict[str, Bins] | None
     selection: Selection | None
     one_answer: dict[str, int] = Field(default_factory=dict, exclude_if=lambda found: not found)
+    privacy: dict[str, Spent] = Field(default_factory=dict, exclude_if=lambda found: not found)
     mixing: Mixing
     scored: str | None = Field(default=None, exclude_if=lambda found: found is None)
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from medpfl.privacy.contract import Spent
 from medpfl.results.schema import VERSION, Direction, Event, Scores, Typed
 from medpfl.tasks.metrics.measure import Measure
 
@@ -95,6 +96,7 @@ class TrainedRun(_Run):
         sdwd: slot to quantiles of how hospitals' models differ.
         seconds: that one hospital works in a round.
         mixing: slot to its last matrix.
+        privacy: hospital to what its noise has cost; empty without noise.
     """
 
     rows: dict[str, SuperRow | ModelRow]
@@ -103,6 +105,7 @@ class TrainedRun(_Run):
     sdwd: dict[str, list[float]]
     seconds: float
     mixing: dict[str, Rows]
+    privacy: dict[str, Spent] = Field(default_factory=dict, exclude_if=lambda found: not found)
     events: list[Event]
 
 

@@ -180,6 +180,7 @@ def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
         sdwd=sdwd_of_slots(folder / "results"),
         seconds=_seconds(folder),
         mixing=_mixing(folder),
+        privacy=summary.privacy,
         events=summary.events,
     )
 
