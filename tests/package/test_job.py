@@ -168,6 +168,8 @@ WRONG: list[tuple[tuple[str | int, ...], Any, list[str]]] = [
     ),
     # paths, addresses and variables, in any string
     ((*TASK, "args", "dataset"), "/etc/passwd", [CLIENT_FILE, "never a path, URL or variable", "'/etc/passwd'"]),
+    # FLARE writes the hospital's folder there, and so the hospital does not take the job
+    ((*TASK, "args", "dataset"), "{WORKSPACE}", [CLIENT_FILE, "never a path, URL or variable", "'{WORKSPACE}'"]),
     ((*TASK, "args", "dataset"), "..\\x", ["never a path", "dataset"]),
     ((*TASK, "args", "dataset"), "~root", ["never a path", "'~root'"]),
     ((*TASK, "args", "dataset"), "https://a.example", ["never a path, URL"]),

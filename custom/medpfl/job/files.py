@@ -106,7 +106,7 @@ def _no_paths(value: JsonValue, where: str) -> None:
     elif isinstance(value, list):
         for inner in value:
             _no_paths(inner, where)
-    elif isinstance(value, str) and ("/" in value or "\\" in value or value.startswith("~") or "{$" in value):
+    elif isinstance(value, str) and ("/" in value or "\\" in value or value.startswith("~") or "{" in value):
         raise ConfigError(
             f"{where}: a job may name what the site declares (datasets, checkpoints), never a path, URL or variable; "
             f"got {value!r}"
