@@ -10,10 +10,19 @@ policy:                               # optional, as is every key; what is not s
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from medpfl.data.declared import Strict
 
+
+def _no_truth(value: object) -> object:
+    """A text is read as a number, for YAML takes 1e-5 for one; yes is not read as 1."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_no_truth), Field(gt=0, allow_inf_nan=False)]
 AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
 ClassName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", max_length=200)]
 
@@ -74,8 +83,8 @@ class Policy(Strict):
     tasks: tuple[ClassName, ...] | None = None
     filters: tuple[ClassName, ...] = ()
     privacy: Literal["record", "update"] | None = None
-    most_epsilon: Annotated[float, Field(gt=0)] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    most_epsilon: Number | None = None
+    delta: Annotated[Number, Field(lt=1)] = 1e-5
     encrypted: Annotated[bool, Field(strict=True)] = False
     kept_here: tuple[Line, ...] = ()
 
