@@ -194,6 +194,7 @@ CONFIGURATION = json.dumps(
         ("config_fed_client.json", CONFIGURATION.replace("NAME", "{$DB_PASSWORD}"), "names a variable"),
         ("config_fed_client.json", CONFIGURATION.replace("NAME", "{SITE_NAME:>9999999999}"), "names a variable"),
         ("inside/config_fed_client.json", CONFIGURATION.replace("NAME", "kit at {WORKSPACE}"), "names a variable"),
+        ("config_fed_server.json", '{"components": [{"args": {"name": "{$DB_PASSWORD}"}}]}', "names a variable"),
         ("config_fed_client.json", "[" * 100_000, "no valid JSON"),
         ("config_fed_client.conf", hocon('include file("PATIENTS")\n'), "from JSON only"),
         ("config_fed_client.conf.default", hocon("told = ${DB_PASSWORD}\n"), "from JSON only"),

@@ -16,7 +16,7 @@ from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
-from medpfl.job.names import CLIENT_FILE
+from medpfl.job.names import CLIENT_FILE, SERVER_FILE
 
 _CONFIG = "config"
 _OTHER = tuple(ending for ending in ConfigFormat.extensions() if ending != ".json")
@@ -68,14 +68,14 @@ def why_not_plain(app: Path) -> str:
     if (app / WorkspaceConstants.CUSTOM_FOLDER_NAME).exists():
         return ""
     for file in files:  # FLARE looks into folders inside, too
-        if file.name != CLIENT_FILE:
+        if file.name not in (CLIENT_FILE, SERVER_FILE):
             continue
         try:
             named = _variable(json.loads(file.read_bytes()))
         except (ValueError, RecursionError):
-            return f"{CLIENT_FILE} of the job is no valid JSON"
+            return f"{file.name} of the job is no valid JSON"
         if named is not None:
-            return f"{CLIENT_FILE} of the job names a variable, which this site fills in for no job: {named[:100]!r}"
+            return f"{file.name} of the job names a variable, which this site fills in for no job: {named[:100]!r}"
     return ""
 
 
