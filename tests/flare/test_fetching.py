@@ -191,8 +191,8 @@ def test_a_hospital_that_sends_its_answer_for_ever_does_not_keep_the_others_wait
 ) -> None:
     """One answer at a time is fetched as long as no size is known: in a job's first exchange."""
     plain, fetcher, arrived = Pieces.produce, Fetcher(federation.context()), threading.Event()
-    anna, dora = federation.hospital("anna"), federation.hospital("dora")
-    federation.submit(anna, answer(1)), federation.submit(dora, answer(2))
+    anna, emil = federation.hospital("anna"), federation.hospital("emil")
+    federation.submit(anna, answer(1)), federation.submit(emil, answer(2))
 
     def endless(self: Pieces, state: dict[str, object], requester: str) -> object:
         if state and weight_of(self).tobytes() == weight(answer(2)).tobytes():
@@ -205,11 +205,11 @@ def test_a_hospital_that_sends_its_answer_for_ever_does_not_keep_the_others_wait
 
     monkeypatch.setattr(Pieces, "produce", endless)
     answers = Answers(fetcher, arrived.set, 2.0)
-    for client in (dora, anna):
+    for client in (emil, anna):
         answers.came(client, federation.came[client.name])
     found = all_of(answers, 2, arrived)
     assert isinstance(found["anna"], Shareable) and weight(found["anna"]).tobytes() == weight(answer(1)).tobytes()
-    assert isinstance(found["dora"], LostAnswer) and "so slowly that others had to wait" in str(found["dora"])
+    assert isinstance(found["emil"], LostAnswer) and "so slowly that others had to wait" in str(found["emil"])
 
 
 def test_a_process_that_was_started_again_has_nothing_of_the_answer(federation: Federation) -> None:

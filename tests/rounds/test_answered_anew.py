@@ -14,6 +14,7 @@ from every_method import EVERY, write_both
 from medpfl.core.codecs import CER, STC, Chain, Codec, DAdaQuant
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
+from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.fedsm import FedSMPersonalised
 from medpfl.results.schema import Rebuild
@@ -127,7 +128,7 @@ def test_methods_name_the_slots_that_they_answer_anew(
     """What is sent instead of a slot's tensors is a gradient, or what the hospital holds."""
     instead: set[str] = set()
 
-    def seen(self: Networks, outbox: Mapping[str, object]) -> dict[str, dict[str, Tensor]]:
+    def seen(self: Networks, method: Method, outbox: Mapping[str, object]) -> dict[str, dict[str, Tensor]]:
         instead.update(outbox)
         return {}
 
