@@ -93,7 +93,8 @@ def test_a_second_start_of_a_kit_is_refused(kit: Path) -> None:
     with started(kit):
         assert f"its kit {kit} runs already, as process " in said(kit, "--once")
         told = said(kit.parent / "elsewhere")
-        assert "a copy of the kit of 'hospital-a' runs on this machine already" in told and "Graceful" in told
+        assert "a copy of the kit of 'hospital-a' runs on this machine already" in told
+        assert "Graceful" in told or "already terminated" in told
         assert "a copy of the kit" in (kit.parent / "elsewhere" / "log.txt").read_text()
     assert not (kit / "shutdown.fl").exists()  # it would end the one that runs
     with started(kit):  # a lock ends with its process, however that ended

@@ -15,7 +15,9 @@ import psutil
 import pytest
 import torch
 import yaml
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
+from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.lighter.utils import load_yaml
 
 from medpfl.compare.file import load_comparison
@@ -27,6 +29,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.evaluate import evaluate
 from medpfl.deployed.model_file import load_deployed
+from medpfl.flare import federation as flare_federation
 from medpfl.flare.compared import do_runs_on, do_runs_over_flare, foreign_classes, over_flare
 from medpfl.flare.poc import Federation
 from medpfl.job import Job, load_job, write_evaluation_job
@@ -257,8 +260,20 @@ def test_every_site_lists_full_class_names_only(federation: Federation) -> None:
         assert "medpfl.core.mixers.SoftPull" in ours and not any(entry.endswith(".") for entry in ours)
 
 
-def test_a_second_federation_at_the_same_time(federation: Federation, hospitals: dict[str, Path]) -> None:
+def test_a_second_federation_at_the_same_time(
+    federation: Federation, hospitals: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = next(iter(hospitals.values())).parent
+    early = iter([FLCommunicationError("failed to challenge server: process_exception: no callback")])
+    plain = flare_federation.new_secure_session
+
+    def connect(person: str, kit: str, timeout: float) -> Session:
+        """On a busy machine a server listens before it has anything that answers."""
+        for error in early:
+            raise error
+        return plain(person, kit, timeout=timeout)
+
+    monkeypatch.setattr(flare_federation, "new_secure_session", connect)
     with Federation(folder, ["hospital-a"]) as other:
         assert other.port != federation.port and other.workspace != federation.workspace
         assert {client.name for client in other.session.get_system_info().client_info} == {"hospital-a"}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api.api_spec import InternalError, JobNotFound, NoConnection, SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
@@ -210,7 +211,7 @@ class LocalFederation(ABC):
                 if self._session is None:
                     self.log_in(self.submitter)
                 missing = set(self.sites) - {client.name for client in self.session.get_system_info().client_info}
-            except NoConnection:
+            except (NoConnection, FLCommunicationError):  # it listens a moment before it knows what to answer
                 pass
             if missing:
                 said = [f"{name} said last: {self._last_line(name)}" for name in sorted(missing)]
