@@ -247,5 +247,5 @@ def test_the_doctor_names_a_kit_of_before(kit: Path) -> None:
 
     assert not notes()
     (kit / "local" / FILE).unlink()
-    text = "a kit that is started twice, or has expired, would start and say nothing, and jobs may ask for files"
+    text = "a kit that is started twice, or has expired, would start and say nothing; jobs could read its files"
     assert notes() == [text]

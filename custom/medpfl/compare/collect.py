@@ -332,9 +332,9 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
         scored=row.parts[0].scored,
         one_answer={site: count for site in sites if (count := sum(site in part.one_answer for part in row.parts))},
         privacy={
-            site: max((run.privacy[site] for run in row.runs if site in run.privacy), key=lambda spent: spent.epsilon)
+            site: max(told, key=lambda spent: spent.epsilon)
             for site in sites
-            if any(site in run.privacy for run in row.runs)
+            if (told := [run.privacy[site] for run in row.runs if site in run.privacy])
         },
         mixing=Mixing(split=first.split, seed=first.seed, slots=first.mixing),
     )

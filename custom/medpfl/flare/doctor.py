@@ -261,7 +261,7 @@ def _supervision(kit: Kit) -> Iterator[Finding]:
     else:
         yield problem(check, "if the server is killed, FLARE shows the jobs that it ran as RUNNING for ever", mend)
     if not (kit.local / STARTING).exists():
-        text = "a kit that is started twice, or has expired, would start and say nothing, and jobs may ask for files"
+        text = "a kit that is started twice, or has expired, would start and say nothing; jobs could read its files"
         yield note(check, text, mend)
 
 
