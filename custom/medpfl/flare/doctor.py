@@ -32,6 +32,8 @@ from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_fi
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, awkward, read_kit, storage_of
 from medpfl.flare.starting import FILE as STARTING
 from medpfl.flare.supervision import RESTARTS, unsupervised
+from medpfl.rounds.hospital.policy import check_named
+from medpfl.rounds.hospital.withholding import check_known
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 GIB = 1 << 30
@@ -338,10 +340,19 @@ def _site_file(kit: Kit) -> Iterator[Finding]:
     yield ok(check, f"{found._path}{way}")
     if os.environ.get(ENVIRONMENT_VARIABLE) and not way:
         yield note(check, f"named by {ENVIRONMENT_VARIABLE}; start.sh must run with the same environment")
-    yield ok("policy", "; ".join(found.policy.described()))
+    yield _policy(found)
     yield from common_key(found)
     for name, dataset in found.datasets.items():
         yield _dataset(found, name, dataset)
+
+
+def _policy(found: SiteFile) -> Finding:
+    try:
+        check_named(found.policy)
+        check_known(found.policy)
+    except MedPFLError as error:
+        return problem("policy", f"{error}; jobs are refused because of it", f"mend the name in {found._path}")
+    return ok("policy", "; ".join(found.policy.described()))
 
 
 def _scope(kit: Kit) -> tuple[Json | None, str]:

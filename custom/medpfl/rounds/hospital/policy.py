@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from medpfl.component import find_class
 from medpfl.core.errors import PolicyRefused
 from medpfl.core.sizes import Bounded, TooLarge
 from medpfl.data.policy import Policy
@@ -20,6 +21,20 @@ from medpfl.tasks.contract import Task
 EVEN = 0.75
 """Part of ``least_update`` that samples must be, counted by their weights (``EffectiveSamples.effective``): a last
 batch that is smaller, or a learning rate that falls, weighs some more than others in any training."""
+
+
+def check_named(policy: Policy) -> None:
+    """Whether all that the policy names by a class exists, so that a typing error is seen before a job is refused.
+
+    Classes of other packages are not looked for: they need not be installed where the site file is looked at.
+
+    Raises:
+        ConfigError: one of MedPFL's classes does not exist; with the rule's key.
+    """
+    for key, named in (("methods", policy.methods), ("tasks", policy.tasks)):
+        for path in named or ():
+            if path.startswith("medpfl."):
+                find_class(path, f"this hospital's policy ('{key}')")
 
 
 def check_classes(policy: Policy, methods: Sequence[Method], task: Task, filters: Sequence[str]) -> None:
