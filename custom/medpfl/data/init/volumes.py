@@ -168,7 +168,7 @@ def find_pairs(folder: Path) -> list[Pair]:
             raise DataError(
                 f"{folder}: the folders hold {' or '.join(map(str, sorted(counts)))} images; expected one number"
             )
-        return [Pair(tuple(sorted(there)), maps[0]) for there, maps in (beside[key] for key in sorted(beside))]
+        return _of_same_channels([Pair(tuple(sorted(there)), maps[0]) for _, (there, maps) in sorted(beside.items())])
     for key in sorted(images):
         if key not in labels:
             raise DataError(
@@ -176,7 +176,32 @@ def find_pairs(folder: Path) -> list[Pair]:
             )
     for key in sorted(set(labels) - set(images)):
         raise DataError(f"{labels[key]}: found no image for this label map")
-    return [Pair(tuple(sorted(images[key])), labels[key]) for key in sorted(images)]
+    return _of_same_channels([Pair(tuple(sorted(images[key])), labels[key]) for key in sorted(images)])
+
+
+def _of_same_channels(pairs: list[Pair]) -> list[Pair]:
+    """The pairs, whose images are channels in the order of their names: so the names must say the same in every one.
+
+    Raises:
+        DataError: they do not, as where a scanner's series number stands before "T1" and "T2".
+    """
+    for pair in pairs:
+        if _channels(pair.images) != _channels(pairs[0].images):
+            here, there = (", ".join(image.name for image in each.images) for each in (pair, pairs[0]))
+            raise DataError(
+                f"{pair.images[0].parent}: by their names, {here} are not the same channels in the same order as "
+                f"{there} in {pairs[0].images[0].parent}: give a channel the same name for every patient (T1.nii.gz, "
+                "say), or name one datalist instead"
+            )
+    return pairs
+
+
+def _channels(images: Sequence[Path]) -> tuple[str, ...]:
+    """What tells a case's images apart: of s1_flair.nii.gz and s1_t1.nii.gz "flair" and "t1"."""
+    names = [image.name.removesuffix(".gz").removesuffix(".nii") for image in images]
+    rest = [name[len(os.path.commonprefix(names)) :] for name in names]
+    alike = len(os.path.commonprefix([name[::-1] for name in rest]))
+    return tuple(name[: len(name) - alike] for name in rest)
 
 
 def _is_side(part: str) -> bool:
