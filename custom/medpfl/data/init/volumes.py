@@ -213,17 +213,23 @@ def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers) -> list[str
     another patient."""
     given = answers.given.get("patient")
     paths = [pair.images[0].relative_to(folder) for pair in pairs]
-    folders = ["/".join(part for part in path.parts[:-1] if not _is_side(part)) for path in paths]
-    if given is None and len(set(folders)) > 1 and all(folders):
-        return folders
+    folders = [[part for part in path.parts[:-1] if not _is_side(part)] for path in paths]
+    guess = "file"
+    if given is None and len({tuple(parts) for parts in folders}) > 1 and all(folders):
+        if len({parts[0] for parts in folders}) == len({tuple(parts) for parts in folders}):
+            return ["/".join(parts) for parts in folders]
+        # p1/2019 and p1/2020 are visits of one patient, and scanner1/p1 and scanner1/p2 patients: who is not asked
+        # gets what puts nobody into training and test.
+        sides = {path.parts.index(parts[0]) for path, parts in zip(paths, folders, strict=True)}
+        guess = f"^{'[^/]+/' * sides.pop()}([^/]+)" if len(sides) == 1 else guess
     names = [PATIENT.match(path.name) for path in paths]
-    if given is None and all(names):
+    if given is None and guess == "file" and all(names):
         return [match[1] for match in names if match]
     question = (
         f"Which part of '{paths[0].as_posix()}' names the patient? A regular expression, or 'file' if every file is "
         "another patient"
     )
-    answer = answers.get("patient", question, "file")
+    answer = answers.get("patient", question, guess)
     if answer == "file":
         return [""] * len(pairs)
     try:
