@@ -199,9 +199,15 @@ def _of_same_channels(pairs: list[Pair]) -> list[Pair]:
 def _channels(images: Sequence[Path]) -> tuple[str, ...]:
     """What tells a case's images apart: of s1_flair.nii.gz and s1_t1.nii.gz "flair" and "t1"."""
     names = [image.name.removesuffix(".gz").removesuffix(".nii") for image in images]
-    rest = [name[len(os.path.commonprefix(names)) :] for name in names]
-    alike = len(os.path.commonprefix([name[::-1] for name in rest]))
-    return tuple(name[: len(name) - alike] for name in rest)
+    rest = [name[_alike(names) :] for name in names]
+    after = _alike([name[::-1] for name in rest])
+    return tuple(name[: len(name) - after] for name in rest)
+
+
+def _alike(names: Sequence[str]) -> int:
+    """Letters with which all of them begin."""
+    first, last = min(names), max(names)
+    return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
 def _is_side(part: str) -> bool:
