@@ -14,7 +14,7 @@ from medpfl.models.extractor import Extractor
 from medpfl.models.resnet import ResNet
 from medpfl.models.segresnet import SegResNet
 from medpfl.models.split import find_body, watched
-from medpfl.models.transformers import UNETR
+from medpfl.models.transformers import UNETR, ViT
 
 
 def unet() -> nn.Module:
@@ -143,3 +143,5 @@ def test_tokens_are_no_features() -> None:
     with pytest.raises(ConfigError, match=words):
         Extractor(network, "vit.norm", shape)
     assert Extractor(network, "encoder4", shape).channels == 32
+    with pytest.raises(ConfigError, match=r"'network\.cls_token' belongs to neither part"):
+        Extractor(ViT(16, 12, 12, 1, 2).build(shape, 2), "network.patch_embedding.patch_embeddings", shape)
