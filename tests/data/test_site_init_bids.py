@@ -13,6 +13,7 @@ from hospitals import save, scan
 from medpfl.check.reading import inspect
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, parse_classes
+from medpfl.data.init.bids import from_bids
 from medpfl.data.init.write import write_site_file
 from medpfl.data.site_file import load_site_file
 
@@ -117,3 +118,27 @@ def test_files_that_are_links_into_a_store_keep_their_names(tmp_path: Path) -> N
     items = json.loads((tmp_path / dataset["datalist"]).read_text())["training"]
     assert items[1]["image"] == "bids/sub-01/ses-0/anat/sub-01_ses-0_T1w.nii.gz"
     assert sum(split.cases for split in splits.values()) == 6
+
+
+def named(folder: Path, *maps: str, scans: tuple[str, ...]) -> dict[str, str]:
+    """Scan to label map of a subject whose files are called so, in a data set that is a derivative itself."""
+    root, (image, label) = folder / "derivatives" / "prep", scan(0)
+    for name in scans:
+        save(root / "sub-01" / "anat" / f"sub-01{name}_T1w.nii.gz", image)
+    for name in maps:
+        save(root / MAPS / "sub-01" / "anat" / f"sub-01{name}_dseg.nii.gz", label)
+    _, text = from_bids(root, root / "list.json", Answers())
+    items = json.loads(text)["training"]
+    return {Path(item["image"]).name: Path(item["label"]).name for item in items}
+
+
+def test_a_label_map_is_one_scans(tmp_path: Path) -> None:
+    """The plain scan's map is not that of the scan with contrast agent, though nothing in its name speaks against it.
+    Of two runs nothing says whose it is: the patient may have moved between them."""
+    found = named(tmp_path / "a", "", scans=("", "_ce-gad"))
+    assert found == {"sub-01_T1w.nii.gz": "sub-01_dseg.nii.gz"}
+    runs = ("_run-1", "_run-2")
+    assert len(named(tmp_path / "b", *runs, scans=runs)) == 2
+    words = r"does not say whether it is the label map of sub-01_run-1_T1w\.nii\.gz or of sub-01_run-2_T1w\.nii\.gz"
+    with pytest.raises(DataError, match=words):
+        named(tmp_path / "c", "", scans=runs)

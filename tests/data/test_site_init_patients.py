@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several columns 'medpfl site init' takes for the one that says whose a row is."""
+"""Which of several columns 'medpfl site init' takes for the one that says whose a row is, and which folder."""
 
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import yaml
 
 from medpfl.data.init.answers import Answers
+from medpfl.data.init.volumes import Pair, _patients
 from medpfl.data.init.write import write_site_file
 
 
@@ -27,3 +29,35 @@ def test_an_id_that_counts_the_rows_of_each_file_is_no_patient_beside_one(tmp_pa
             columns = {"ID": range(12), "age": range(12), "patient": whose, "sick": [0, 1] * 6}
             pd.DataFrame(columns).to_csv(folder / f"{part}.csv", index=False)
         assert group_of(folder, kind=kind) == "patient"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("{0}/2019/t1.nii.gz {0}/2020/t1.nii.gz", "p1 p1 p2 p2"),
+        ("imagesTr/{0}/a/t1.nii.gz imagesTr/{0}/b/t1.nii.gz", "p1 p1 p2 p2"),
+        ("{0}/images/t1.nii.gz", "p1 p2"),
+        ("{0}/ct/t1.nii.gz", "p1/ct p2/ct"),
+    ],
+)
+def test_visits_in_a_patients_folder_are_not_patients(names: str, expected: str) -> None:
+    """Nobody is asked here; each visit was another patient, in training or in test."""
+    pairs = [
+        Pair((Path("data", name.format(whose)),), Path("data/mask.nii.gz"))
+        for whose in ("p1", "p2")
+        for name in names.split()
+    ]
+    assert _patients(Path("data"), pairs, Answers()) == expected.split()
+
+
+def test_who_is_asked_says_which_folder_is_the_patient() -> None:
+    """Patients in folders of scanners, say."""
+    asked: list[str] = []
+
+    def answer(question: str, guess: str) -> str:
+        asked.extend((question, guess))
+        return r"^[^/]+/([^/]+)"
+
+    pairs = [Pair((Path("data", scanner, whose, "t1.nii.gz"),), Path("m")) for scanner in "ab" for whose in "12"]
+    assert _patients(Path("data"), pairs, Answers(prompt=answer)) == ["1", "2", "1", "2"]
+    assert "Which part of 'a/1/t1.nii.gz' names the patient" in asked[0] and asked[1] == "^([^/]+)"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MONAI bundles as start weights: the imported network computes what the bundle's does; nothing in a bundle runs."""
 
+import dataclasses
 import inspect
 import json
 import os
@@ -96,6 +97,10 @@ def test_the_imported_network_computes_what_the_bundles_does(name: str, tmp_path
     torch.testing.assert_close(ours(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
 @pytest.mark.slow
 def test_what_a_bundle_does_not_say_of_its_network_is_as_monai_has_it(tmp_path: Path) -> None:
     """MONAI's own bundle for BraTS does not say that its network is for volumes."""
@@ -106,6 +111,11 @@ def test_what_a_bundle_does_not_say_of_its_network_is_as_monai_has_it(tmp_path: 
         assert set(known.plain) <= taken.keys()
         has = {key: taken[key].default for key in known.plain if taken[key].default is not inspect.Parameter.empty}
         assert known.usual == has, name
+        ours = {each.name: each.default for each in dataclasses.fields(known.kind)} | dict(known.given)
+        for argument, mine in known.same.items():
+            default = taken[argument].default
+            if default not in (inspect.Parameter.empty, None):
+                assert _listed(ours[mine]) == _listed(default), f"{name}'s {argument}"
     args = {"init_filters": 8, "blocks_down": [1, 1], "blocks_up": [1], "in_channels": 4, "out_channels": 3}
     torch.manual_seed(3)
     network = nets.SegResNet(**args).eval()

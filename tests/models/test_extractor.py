@@ -14,6 +14,7 @@ from medpfl.models.extractor import Extractor
 from medpfl.models.resnet import ResNet
 from medpfl.models.segresnet import SegResNet
 from medpfl.models.split import find_body, watched
+from medpfl.models.transformers import UNETR, ViT
 
 
 def unet() -> nn.Module:
@@ -132,3 +133,15 @@ class Between(nn.Module):
 def test_where_it_cannot_be_split(network: nn.Module, path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Extractor(network, path, (3,))
+
+
+def test_tokens_are_no_features() -> None:
+    """Their first axis is the place, so that the mean over the others would be of each token's features: of those that
+    a layer norm gives, 0 whatever the image."""
+    network, shape = UNETR(4, 12, 12, 2).build((1, 32, 32), 2), (1, 32, 32)
+    words = r"after 'vit.norm': it gives the shape \(1, 4, 12\), and a vector B x C or a map B x C x \.\.\."
+    with pytest.raises(ConfigError, match=words):
+        Extractor(network, "vit.norm", shape)
+    assert Extractor(network, "encoder4", shape).channels == 32
+    with pytest.raises(ConfigError, match=r"'network\.cls_token' belongs to neither part"):
+        Extractor(ViT(16, 12, 12, 1, 2).build(shape, 2), "network.patch_embedding.patch_embeddings", shape)

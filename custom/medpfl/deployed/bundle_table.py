@@ -29,7 +29,7 @@ class Known:
         only: arguments that must have this value if they are given at all; None: any value, for it changes nothing.
         norm: MONAI's argument that names the normalisation, and what it is where the bundle does not say.
         inside: what of the state's names our module puts before MONAI's.
-        given: our arguments beside those.
+        given: our arguments, where the bundle does not say otherwise.
         plain: MONAI's arguments for the number of axes, of input channels and of outputs.
         usual: what these are where the bundle does not say, as far as MONAI has an answer.
     """
@@ -103,6 +103,7 @@ TABLE: dict[str, Known] = {
         {"deep_supervision": False, "bias": True, "upsample": "deconv"},
         ("norm", "instance"),
         "network.",
+        given={"features": [32, 32, 64, 128, 256, 32]},  # MONAI's, where the bundle does not say
         usual={**_VOLUMES, "in_channels": 1, "out_channels": 2},
     ),
     **{

@@ -48,8 +48,11 @@ class Extractor(nn.Module):
             raise ConfigError(f"no module '{path}' in {type(network).__name__}; its children are: {children}")
         self.network, self.path = copied(network), path
         begun, ended, shape = self._trial(input_shape)
-        if len(shape) < 2:
-            raise ConfigError(f"module '{path}' of {type(network).__name__} gives the shape {shape}, not B x C x ...")
+        if len(shape) < 2 or (len(shape) == 3 and len(input_shape) > 2):  # tokens, B x N x C, have C at their end
+            raise ConfigError(
+                f"{type(network).__name__} cannot be split after '{path}': it gives the shape {shape}, and a vector "
+                "B x C or a map B x C x ..., with the axes of the input, is needed"
+            )
         self.channels = shape[1]
         whole = set(self.network.state_dict())
         _strip(self.network, "", begun, ended)

@@ -54,10 +54,10 @@ def from_bids(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entr
     """
     found = [_parsed(path) for path in sorted(_files(folder))]
     maps = [file for file in found if file and file.suffix in _LABELS]
-    scans = [file for file in found if file and file.suffix in _SCANS and "derivatives" not in file.path.parts]
+    scans = [file for file in found if file and file.suffix in _SCANS and not _derived(folder, file.path)]
     told, columns = _participants(folder)
     scans, others = _of_one_contrast(folder, scans)
-    pairs = [(scan, _map_of(scan, maps)) for scan in scans]
+    pairs = [(scan, _map_of(scan, maps, scans)) for scan in scans]
     by_class = "label" in answers.given or not maps
     if by_class and not columns:
         raise DataError(
@@ -100,6 +100,11 @@ def _files(folder: Path) -> list[Path]:
     return [path for pattern in patterns for path in folder.glob(pattern)]
 
 
+def _derived(folder: Path, path: Path) -> bool:
+    """The folder itself may be a data set of derivatives."""
+    return "derivatives" in path.relative_to(folder).parts
+
+
 def _parsed(path: Path) -> _File | None:
     """By its name, sub-01_ses-1_T1w.nii.gz; None for another name."""
     match = re.fullmatch(r"(sub-[A-Za-z0-9]+(?:_[a-z0-9]+-[A-Za-z0-9+]+)*)_([A-Za-z0-9]+)\.nii(\.gz)?", path.name)
@@ -119,10 +124,20 @@ def _of_one_contrast(folder: Path, scans: Sequence[_File]) -> tuple[list[_File],
     return [scan for scan in scans if scan.suffix == chosen], others
 
 
-def _map_of(scan: _File, maps: Sequence[_File]) -> _File | None:
-    """A scan's label map; a segmentation (dseg) counts before a mask, and those on other voxels not at all."""
+def _map_of(scan: _File, maps: Sequence[_File], scans: Sequence[_File]) -> _File | None:
+    """A scan's label map; a segmentation (dseg) counts before a mask, and those on other voxels not at all, nor those
+    of which the name of another of the ``scans`` says no more than theirs does.
+
+    Raises:
+        DataError: there are several; or it may as well be another scan's, on whose voxels it need not lie.
+    """
+    others = [one for one in scans if one.entities["sub"] == scan.entities["sub"] and one is not scan]
     fitting = [
-        file for file in maps if file.of(scan) and file.entities.get("space", scan.suffix) in (scan.suffix, "orig")
+        file
+        for file in maps
+        if file.of(scan)
+        and file.entities.get("space", scan.suffix) in (scan.suffix, "orig")
+        and not any(file.of(one) and len(one.entities) < len(scan.entities) for one in others)
     ]
     for suffix in _LABELS:
         these = [file for file in fitting if file.suffix == suffix]
@@ -132,6 +147,11 @@ def _map_of(scan: _File, maps: Sequence[_File]) -> _File | None:
                 "count below derivatives, or name a datalist instead"
             )
         if these:
+            if same := [one for one in others if these[0].of(one) and len(one.entities) == len(scan.entities)]:
+                raise DataError(
+                    f"{these[0].path}: its name does not say whether it is the label map of {scan.path.name} or of "
+                    f"{same[0].path.name}; name it as its scan is (with run or ses), or name a datalist instead"
+                )
             return these[0]
     return None
 

@@ -168,7 +168,7 @@ def find_pairs(folder: Path) -> list[Pair]:
             raise DataError(
                 f"{folder}: the folders hold {' or '.join(map(str, sorted(counts)))} images; expected one number"
             )
-        return [Pair(tuple(sorted(there)), maps[0]) for there, maps in (beside[key] for key in sorted(beside))]
+        return _of_same_channels([Pair(tuple(sorted(there)), maps[0]) for _, (there, maps) in sorted(beside.items())])
     for key in sorted(images):
         if key not in labels:
             raise DataError(
@@ -176,7 +176,38 @@ def find_pairs(folder: Path) -> list[Pair]:
             )
     for key in sorted(set(labels) - set(images)):
         raise DataError(f"{labels[key]}: found no image for this label map")
-    return [Pair(tuple(sorted(images[key])), labels[key]) for key in sorted(images)]
+    return _of_same_channels([Pair(tuple(sorted(images[key])), labels[key]) for key in sorted(images)])
+
+
+def _of_same_channels(pairs: list[Pair]) -> list[Pair]:
+    """The pairs, whose images are channels in the order of their names: so the names must say the same in every one.
+
+    Raises:
+        DataError: they do not, as where a scanner's series number stands before "T1" and "T2".
+    """
+    for pair in pairs:
+        if _channels(pair.images) != _channels(pairs[0].images):
+            here, there = (", ".join(image.name for image in each.images) for each in (pair, pairs[0]))
+            raise DataError(
+                f"{pair.images[0].parent}: by their names, {here} are not the same channels in the same order as "
+                f"{there} in {pairs[0].images[0].parent}: give a channel the same name for every patient (T1.nii.gz, "
+                "say), or name one datalist instead"
+            )
+    return pairs
+
+
+def _channels(images: Sequence[Path]) -> tuple[str, ...]:
+    """What tells a case's images apart: of s1_flair.nii.gz and s1_t1.nii.gz "flair" and "t1"."""
+    names = [image.name.removesuffix(".gz").removesuffix(".nii") for image in images]
+    rest = [name[_alike(names) :] for name in names]
+    after = _alike([name[::-1] for name in rest])
+    return tuple(name[: len(name) - after] for name in rest)
+
+
+def _alike(names: Sequence[str]) -> int:
+    """Letters with which all of them begin."""
+    first, last = min(names), max(names)
+    return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
 def _is_side(part: str) -> bool:
@@ -188,17 +219,23 @@ def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers) -> list[str
     another patient."""
     given = answers.given.get("patient")
     paths = [pair.images[0].relative_to(folder) for pair in pairs]
-    folders = ["/".join(part for part in path.parts[:-1] if not _is_side(part)) for path in paths]
-    if given is None and len(set(folders)) > 1 and all(folders):
-        return folders
+    folders = [[part for part in path.parts[:-1] if not _is_side(part)] for path in paths]
+    guess = "file"
+    if given is None and len({tuple(parts) for parts in folders}) > 1 and all(folders):
+        if len({parts[0] for parts in folders}) == len({tuple(parts) for parts in folders}):
+            return ["/".join(parts) for parts in folders]
+        # p1/2019 and p1/2020 are visits of one patient, and scanner1/p1 and scanner1/p2 patients: who is not asked
+        # gets what puts nobody into training and test.
+        sides = {path.parts.index(parts[0]) for path, parts in zip(paths, folders, strict=True)}
+        guess = f"^{'[^/]+/' * sides.pop()}([^/]+)" if len(sides) == 1 else guess
     names = [PATIENT.match(path.name) for path in paths]
-    if given is None and all(names):
+    if given is None and guess == "file" and all(names):
         return [match[1] for match in names if match]
     question = (
         f"Which part of '{paths[0].as_posix()}' names the patient? A regular expression, or 'file' if every file is "
         "another patient"
     )
-    answer = answers.get("patient", question, "file")
+    answer = answers.get("patient", question, guess)
     if answer == "file":
         return [""] * len(pairs)
     try:
