@@ -249,9 +249,10 @@ def check_initial_weights(runs: Sequence[TrainedRun | UnseenRun]) -> None:
     Raises:
         ConfigError: naming the seed and the two methods.
     """
-    first: dict[int, TrainedRun | UnseenRun] = {}
+    first: dict[tuple[int, str | None], TrainedRun | UnseenRun] = {}
     for run in runs:
-        other = first.setdefault(run.seed, run)
+        # Without a hospital whose network is another one, the weights of all together are others, too.
+        other = first.setdefault((run.seed, run.without), run)
         if run.initial.digest != other.initial.digest:
             raise ConfigError(
                 f"unfair: with seed {run.seed}, {run.method} started from other initial weights than {other.method}"
