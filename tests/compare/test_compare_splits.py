@@ -16,11 +16,14 @@ from medpfl.compare.plan import Plan
 from medpfl.compare.results import Results
 from medpfl.compare.run_results import ServedBySuper, UnseenRun
 from medpfl.compare.runner import read_run
+from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.deployed.predict import evaluate_on
+from medpfl.models.by_hospital import ByHospital
+from medpfl.models.tabnet import TabNet
 from medpfl.tasks.tabular import Tabular
 from small_jobs import write_table_sites
 
@@ -156,6 +159,17 @@ def test_a_hospital_left_out_is_tested_with_the_others_models(
     means = [[row.hospitals[site].values for site in sites] for row in content.unseen]
     assert [row.mean.values for row in content.unseen] == np.mean(means, axis=1).round(6).tolist()
     assert "## Tested at a hospital that took no part" in markdown(content)
+
+
+@pytest.mark.slow
+def test_hospitals_with_different_networks_are_left_out_in_turn(tmp_path: Path) -> None:
+    """When all runs were done there was no table: a run without a hospital "started from other initial weights"."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta", "clara"])
+    networks = ByHospital(anna=TabNet(steps=2), default=TabNet(steps=3))
+    task = spec_of(Tabular(dataset="blood", architecture=networks))
+    _, content = compared(tmp_path, sites, task=task, rounds=1, steps=2, unseen=True)
+    (row,) = content.unseen
+    assert row.name == "Local" and row.mean is not None and row.hospitals.keys() == sites.keys()
 
 
 @pytest.mark.slow

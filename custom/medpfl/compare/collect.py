@@ -249,9 +249,10 @@ def check_initial_weights(runs: Sequence[TrainedRun | UnseenRun]) -> None:
     Raises:
         ConfigError: naming the seed and the two methods.
     """
-    first: dict[int, TrainedRun | UnseenRun] = {}
+    first: dict[tuple[int, str | None], TrainedRun | UnseenRun] = {}
     for run in runs:
-        other = first.setdefault(run.seed, run)
+        # Without a hospital whose network is another one, the weights of all together are others, too.
+        other = first.setdefault((run.seed, run.without), run)
         if run.initial.digest != other.initial.digest:
             raise ConfigError(
                 f"unfair: with seed {run.seed}, {run.method} started from other initial weights than {other.method}"
@@ -308,7 +309,7 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
     curves = row.curves
     return Row(
         name=name,
-        made=[_how(entry) for entry in made.values()],
+        made=[made_of(entry) for entry in made.values()],
         own_networks=first.initial.own,
         pairs=row.pairs,
         best=aggregate.stat(aggregate.of_hospitals(best, counts)),
@@ -340,9 +341,15 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
     )
 
 
-def _how(entry: Entry) -> Made:
-    slots = {slot: repr(mixer) for slot, mixer in entry.mixers.items()}
-    return Made(method=repr(entry.method), slots=slots, codecs=repr(entry.codecs) if entry.codecs else None)
+def made_of(entry: Entry) -> Made:
+    """How an entry was made: a class of another package with its package, for several may have one of that name."""
+
+    def shown(component: object) -> str:
+        module = type(component).__module__
+        return repr(component) if module.startswith(f"{medpfl.__name__}.") else f"{module}.{component!r}"
+
+    slots = {slot: shown(mixer) for slot, mixer in entry.mixers.items()}
+    return Made(method=shown(entry.method), slots=slots, codecs=repr(entry.codecs) if entry.codecs else None)
 
 
 def _unseen(found: list[UnseenRun], plan: Plan) -> list[UnseenRow]:

@@ -13,6 +13,7 @@ from medpfl.compare.file import LOCAL, Range
 from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
 from medpfl.core.errors import counted
+from medpfl.deployed import joint_table
 from medpfl.results.schema import Direction
 from medpfl.results.terminal_blocks import print_table
 from medpfl.tasks.metrics.digits import amount, digits
@@ -314,8 +315,7 @@ def markdown(content: Results) -> str:
     )
     for title, (head, rows) in tables:
         if rows:
-            lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-            parts.append(f"## {title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+            parts.append(f"## {title}\n\n{joint_table.markdown(head, rows)}")
     if content.failures:
         parts.insert(
             0, "Not in these tables:\n\n" + "\n".join(f"- {one.run}: {one.reason}" for one in content.failures)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,7 +66,13 @@ def run_in_process(module: str, part: str, version: str = medpfl.__version__) ->
     lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     if not lines:  # whatever goes wrong is told in one of these files, where they can be written
         return f"exit code {code}, and not a word of why in {folder / LOG}: is the disk full?"
-    return f"{lines[-1]} (all of it: {folder / LOG})"
+    return f"{_reason(lines)} (all of it: {folder / LOG})"
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """The line that names the last error: its sentence may go on, and warnings may follow as the process ends."""
+    begun = max((number for number, line in enumerate(lines) if line.startswith("Traceback (")), default=len(lines))
+    return next((line for line in lines[begun + 1 :] if line[:1].strip()), lines[-1])
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
         hidden_curves=figures.hidden_curves(rows),
         reliability=figures.reliability_plots(rows),
         crosses=[{"name": row.name, "cells": _shades(row.cross, content.measure, decimals)} for row in rows],
-        mixings=_mixings(rows),
+        mixings=mixings_of(rows),
         references=list(figures.REFERENCES),
         losses=_losses(rows, content.hospitals),
         scored=any(row.scored for row in rows),
@@ -191,7 +191,7 @@ class _Heat:
     cells: list[list[tuple[str, float]]]
 
 
-def _mixings(rows: list[Row]) -> list[_Heat]:
+def mixings_of(rows: list[Row]) -> list[_Heat]:
     """Every method's matrices once, though it may have several rows (models)."""
     found: list[_Heat] = []
     shown: list[tuple[list[Made], str]] = []

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a joint model does at the hospitals, as a table."""
 
+import re
 from collections.abc import Sequence
 
 from medpfl.methods.joint_study import Found
@@ -43,5 +44,11 @@ def _text(value: float | None, decimals: int) -> str:
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     """A table as Markdown, all columns but the first aligned to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    first, *rest = [[_as_it_is(cell) for cell in line] for line in (head, *rows)]
+    lines = [first, ["---", *["---:"] * (len(head) - 1)], *rest]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _as_it_is(cell: str) -> str:
+    """A name in which Markdown would see the end of a cell or a tag."""
+    return re.sub(r"([\\|]|<(?=[A-Za-z/!?]))", r"\\\1", " ".join(cell.splitlines()))
