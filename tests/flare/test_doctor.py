@@ -351,6 +351,14 @@ def test_pythons_whose_threads_can_fail_are_noted(version: tuple[int, int, int],
     assert ("threads that read arrays" in found.text) == (status == "note")
 
 
+def test_a_kit_that_others_may_look_into(kit: Path) -> None:
+    """Its logs name paths and data of the hospital; a copy that was made without modes is open."""
+    for mode, told in ((0o700, False), (0o755, True), (0o710, True), (0o704, True)):
+        kit.chmod(mode)
+        found = [one for one in examine(kit) if one.check == "permissions" and "may look into" in one.text]
+        assert [(one.status, one.mend) for one in found] == [("note", f"chmod 700 {kit}, unless they should")] * told
+
+
 def test_a_folder_of_models_that_others_may_look_into(
     kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,9 @@ def _permissions(kit: Kit) -> Iterator[Finding]:
             break
     if sound:
         yield ok(check, "the private key is readable, and the kit writable, by its owner only")
+    if kit.role in ("server", "hospital") and kit.folder.stat().st_mode & 0o055:  # a copy loses what provision had set
+        text = f"other accounts of this machine may look into {kit.folder}, where its logs and its jobs' folders lie"
+        yield note(check, text, f"chmod 700 {kit.folder}, unless they should")
 
 
 # -- what the site allows ---------------------------------------------------------------------------------------------
