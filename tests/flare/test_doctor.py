@@ -95,6 +95,11 @@ def site_file(kit: Path, text: str) -> None:
     (kit / "local" / f"{NAME}.yaml").write_text(text)
 
 
+def policy(kit: Path, rule: str) -> None:
+    file = kit / "local" / f"{NAME}.yaml"
+    file.write_text(f"{file.read_text()}\npolicy: {{{rule}}}\n")
+
+
 def unsupervise(kit: Path) -> None:
     default = json.loads((kit / "local" / "resources.json.default").read_text())
     edit(kit / "local" / "resources.json", components=default["components"])
@@ -191,6 +196,18 @@ BROKEN: dict[str, tuple[Callable[[Path, Provisioned], object], str, str, str]] =
     ),
     "wrong site file": (
         lambda kit, made: site_file(kit, "datasets: {a: {kind: scan}}"), "site file", "got 'scan'", "site-files.md",
+    ),
+    "a method misspelled in the policy": (
+        lambda kit, made: policy(kit, "methods: [medpfl.methods.local.Lokal]"),
+        "policy", "did you mean 'Local'?; jobs are refused", "mend the name",
+    ),
+    "a module misspelled in the policy": (
+        lambda kit, made: policy(kit, "tasks: [medpfl.tasks.tabula.Tabular]"),
+        "policy", "policy ('tasks'): there is no class 'medpfl.tasks.tabula.Tabular'", "mend the name",
+    ),
+    "a line misspelled in the policy": (
+        lambda kit, made: policy(kit, "kept_here: [train los]"),
+        "policy", "did you mean 'train loss'?", "mend the name",
     ),
     "another hospital's site file": (
         lambda kit, made: site_file(kit, (kit / "local" / f"{NAME}.yaml").read_text().replace(NAME, "hospital-b")),
@@ -349,14 +366,6 @@ def test_pythons_whose_threads_can_fail_are_noted(version: tuple[int, int, int],
     found = python(version)
     assert found.status == status and ".".join(map(str, version)) in found.text
     assert ("threads that read arrays" in found.text) == (status == "note")
-
-
-def test_a_kit_that_others_may_look_into(kit: Path) -> None:
-    """Its logs name paths and data of the hospital; a copy that was made without modes is open."""
-    for mode, told in ((0o700, False), (0o755, True), (0o710, True), (0o704, True)):
-        kit.chmod(mode)
-        found = [one for one in examine(kit) if one.check == "permissions" and "may look into" in one.text]
-        assert [(one.status, one.mend) for one in found] == [("note", f"chmod 700 {kit}, unless they should")] * told
 
 
 def test_a_folder_of_models_that_others_may_look_into(
