@@ -95,11 +95,6 @@ def site_file(kit: Path, text: str) -> None:
     (kit / "local" / f"{NAME}.yaml").write_text(text)
 
 
-def policy(kit: Path, rule: str) -> None:
-    file = kit / "local" / f"{NAME}.yaml"
-    file.write_text(f"{file.read_text()}\npolicy: {{{rule}}}\n")
-
-
 def unsupervise(kit: Path) -> None:
     default = json.loads((kit / "local" / "resources.json.default").read_text())
     edit(kit / "local" / "resources.json", components=default["components"])
@@ -196,18 +191,6 @@ BROKEN: dict[str, tuple[Callable[[Path, Provisioned], object], str, str, str]] =
     ),
     "wrong site file": (
         lambda kit, made: site_file(kit, "datasets: {a: {kind: scan}}"), "site file", "got 'scan'", "site-files.md",
-    ),
-    "a method misspelled in the policy": (
-        lambda kit, made: policy(kit, "methods: [medpfl.methods.local.Lokal]"),
-        "policy", "did you mean 'Local'?; jobs are refused", "mend the name",
-    ),
-    "a module misspelled in the policy": (
-        lambda kit, made: policy(kit, "tasks: [medpfl.tasks.tabula.Tabular]"),
-        "policy", "policy ('tasks'): there is no class 'medpfl.tasks.tabula.Tabular'", "mend the name",
-    ),
-    "a line misspelled in the policy": (
-        lambda kit, made: policy(kit, "kept_here: [train los]"),
-        "policy", "did you mean 'train loss'?", "mend the name",
     ),
     "another hospital's site file": (
         lambda kit, made: site_file(kit, (kit / "local" / f"{NAME}.yaml").read_text().replace(NAME, "hospital-b")),
