@@ -4,11 +4,13 @@
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import make_reply
 from nvflare.apis.signal import Signal
 
 from in_process import Engine, new_workspace
 from medpfl.flare.executor import SiteExecutor
-from medpfl.flare.wire import ERROR, to_shareable
+from medpfl.flare.wire import ERROR, failure_of, to_shareable
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.requests import InitRequest
 from small_jobs import small_job
@@ -39,3 +41,10 @@ def test_where_it_cannot_be_kept_the_server_hears_why(tmp_path: Path) -> None:
     )
     reply = executor.execute("init", to_shareable(Message(first)), fl_ctx, Signal())
     assert reply.get_header(ERROR) == "a file could not be written: File exists"
+
+
+def test_where_flare_fails_before_us_the_server_hears_where_to_look() -> None:
+    """On a full disk FLARE cannot write its audit.log, and asks no executor; it answers by a code alone."""
+    told = failure_of(make_reply(ReturnCode.EXECUTION_EXCEPTION))
+    assert told == "FLARE itself failed there (EXECUTION_EXCEPTION), as it does where the disk of the kit is full"
+    assert failure_of(make_reply(ReturnCode.TASK_ABORTED)) == "TASK_ABORTED"

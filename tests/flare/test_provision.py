@@ -316,6 +316,9 @@ def test_the_command_says_who_gets_what(
     said = [made()[1], made()[1]]
     assert "Root certificate (new)" in said[0] and "prod_00" in said[0]
     assert "the same as before: kits handed out earlier stay valid" in said[1] and "prod_01" in said[1]
+    # By it the events of a job tell which hospitals are missing: of one that was added, or has left, too.
+    listed = f"cp '{tmp_path}/our kits/medpfl/prod_01/server.example.org/local/medpfl_hospitals.json' KIT/local/"
+    assert listed in said[1] and "medpfl_hospitals.json" not in said[0]
     for words in ("hospital-d", "lead@hospital-a.example.org", "gpg --symmetric", "preflight check", ": passed"):
         assert words in said[0], words
     allowed, guarded = ("medpfl site allow KIT; medpfl site ", "medpfl site allow KIT; medpfl site forbid-code KIT; ")

@@ -29,9 +29,11 @@ def starting(*command: str) -> Callable[[], ProcessAdapter]:
     return lambda: spawn_process([sys.executable, "-S", "-c", *command], dict(os.environ))
 
 
-def test_a_killed_process_is_started_again_and_then_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_killed_process_is_started_again_and_then_given_up(tmp_path: Path, number: int) -> None:
+    """Programs that look after memory (earlyoom) end a process by SIGTERM first."""
     file = tmp_path / "starts"
-    handle = SupervisedHandle(starting(DIES, str(file), str(int(signal.SIGKILL))), restarts=2)
+    handle = SupervisedHandle(starting(DIES, str(file), str(int(number))), restarts=2)
     handle.wait()
     assert file.read_text() == "xxx"
     assert handle.poll() == JobReturnCode.SUCCESS  # the job goes on without this hospital

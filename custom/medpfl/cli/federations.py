@@ -156,6 +156,7 @@ def provision_(
 
 
 def _tell(made: "Provisioned") -> None:
+    from medpfl.flare.kits import HOSPITALS
     from medpfl.flare.provision import preflight
 
     table = Table("kit", "goes to", title=escape(f"Startup kits in {made.folder}"), title_justify="left")
@@ -173,8 +174,11 @@ def _tell(made: "Provisioned") -> None:
         "Then (docs/roles/hospital-it.md, docs/roles/lead.md), with the same version of MedPFL installed everywhere:",
         *(f"  {role}: {steps}" for role, steps in NEXT.items() if role in {person.role for person in made.people}),
     ]
+    server = next(person.kit for person in made.people if person.role == "server")
+    if not made.first:  # by the list in its kit a job's events tell which hospitals are missing
+        copied = shlex.quote(str(server.local / HOSPITALS))
+        lines.append(f"To the server's kit that is in use, tell which hospitals there are now: cp {copied} KIT/local/")
     if any(person.kit.host == "localhost" for person in made.people):
-        server = next(person.kit for person in made.people if person.role == "server")
         lines += [
             "The kits look for the server on their own machine: for real sites, delete default_host in the project.",
             f"FLARE's preflight check of the server kit on this machine: {'; '.join(preflight(server)) or 'passed'}",

@@ -17,7 +17,7 @@ import psutil
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from medpfl.bundle import installed_bundle, manifest
-from medpfl.core.errors import MedPFLError, SiteFileError
+from medpfl.core.errors import MedPFLError, SiteFileError, counted
 from medpfl.data.contract import Dataset
 from medpfl.data.paths import paths_of, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
@@ -180,8 +180,25 @@ def _permissions(kit: Kit) -> Iterator[Finding]:
             yield problem(check, f"{path} belongs to user {owner}, you are {os.getuid()}", mend)
             sound = False
             break
+    if foreign := [path for path in _left(kit) if path.lstat().st_uid != os.getuid() and not os.access(path, os.W_OK)]:
+        text = (
+            f"{foreign[0]} belongs to user {foreign[0].lstat().st_uid}, as after a start or a restore by that one, and"
+        )
+        more = f"you may not write it ({counted(len(foreign), 'such place')})"
+        yield problem(check, f"{text} {more}", f"chown -R {os.getuid()} {kit.folder}")
+        sound = False
     if sound:
         yield ok(check, "the private key is readable, and the kit writable, by its owner only")
+    if kit.role in ("server", "hospital") and kit.folder.stat().st_mode & 0o055:  # a copy loses what provision had set
+        text = f"other accounts of this machine may look into {kit.folder}, where its logs and its jobs' folders lie"
+        yield note(check, text, f"chmod 700 {kit.folder}, unless they should")
+
+
+def _left(kit: Kit) -> Iterator[Path]:
+    """What a site itself writes into its kit."""
+    for place in sorted(kit.folder.iterdir()):
+        if place.name not in ("startup", "local", "readme.txt"):
+            yield from (path for path in (place, *place.rglob("*")) if not path.is_symlink())
 
 
 # -- what the site allows ---------------------------------------------------------------------------------------------

@@ -30,7 +30,13 @@ from medpfl.flare.kit_files import Component, Json, Resources
 RESTARTS = 3
 """How often a hospital's job process is started again in one job; then the job goes on without this hospital."""
 _PAUSE = 1.0
-_KILLED = {-number for number in (signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)}
+_KILLED = {
+    -number
+    for number in (
+        signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV, signal.SIGTERM, signal.SIGHUP, signal.SIGINT,
+    )
+}  # fmt: skip
+"""By FLARE itself a job's process is ended by ``terminate`` alone."""
 
 
 class SupervisedHandle(ProcessHandle):

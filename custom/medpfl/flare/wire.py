@@ -162,7 +162,12 @@ def failure_of(result: Shareable) -> str | None:
     if not isinstance(headers, dict):
         return reason_of(None)
     code = headers.get(ReservedHeaderKey.RC, ReturnCode.OK)
-    return None if isinstance(code, str) and code == ReturnCode.OK else reason_of(headers.get(ERROR, code))
+    if isinstance(code, str) and code == ReturnCode.OK:
+        return None
+    told = reason_of(headers.get(ERROR, code))
+    if ERROR not in headers and told == ReturnCode.EXECUTION_EXCEPTION:  # FLARE could not write its audit.log, say
+        return f"FLARE itself failed there ({told}), as it does where the disk of the kit is full"
+    return told
 
 
 def request_of(shareable: Shareable) -> Message[Request]:
