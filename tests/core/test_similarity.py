@@ -126,6 +126,12 @@ def test_a_lone_hospital_keeps_its_model() -> None:
     np.testing.assert_array_equal(weights([statistics(1)[0]], lam=0.3), [[1.0]])
 
 
+def test_a_hospital_that_alone_sent_statistics_hears_of_all_others_equally() -> None:
+    """There is nothing to compare its own with. It heard of nobody, and its model stayed alone all through the job."""
+    found = weights([None, statistics(1)[0], None], lam=0.4)
+    np.testing.assert_allclose(found, [[0.4, 0.3, 0.3], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]], rtol=1e-15)
+
+
 def test_identical_statistics_and_lam_one_over_n_are_fedbn() -> None:
     for count in (2, 4, 7):
         alike: list[State | None] = [statistics(1)[0]] * count
@@ -170,8 +176,6 @@ def test_a_hospital_without_statistics_is_heard_by_nobody() -> None:
     rest = np.array([0, 2, 3, 4])
     assert (found[rest, 1] == 0).all()
     np.testing.assert_allclose(found[np.ix_(rest, rest)], weights([*known], lam=0.6), rtol=1e-14)
-    alone = weights([None, known[0]], lam=0.6)
-    np.testing.assert_allclose(alone, [[0.6, 0.4], [0.0, 1.0]])
 
 
 def test_the_weights_survive_a_checkpoint() -> None:

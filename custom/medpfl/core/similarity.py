@@ -40,7 +40,7 @@ def distances(statistics: Sequence[State]) -> NDArray[np.float64]:
     Args:
         statistics: K times ``<layer>.mean`` and ``<layer>.variance`` of every layer, checked.
     """
-    layers = [key.removesuffix(MEAN) for key in statistics[0] if key.endswith(MEAN)]
+    layers = [key.removesuffix(MEAN) for entry in statistics[:1] for key in entry if key.endswith(MEAN)]
     result = np.zeros((len(statistics), len(statistics)))
     for layer in layers:
         means = [_values(entry[layer + MEAN]) for entry in statistics]

@@ -23,12 +23,14 @@ class RoundInfo:
         sizes: K numbers of training samples.
         present: K flags, which hospitals answered this round.
         known: the K models of the slot that a component ``remembers``, which it must not change; else none.
+        buffers: entries that are no trained weights, such as the statistics that layers keep of their inputs.
     """
 
     roster: tuple[str, ...]
     sizes: NDArray[np.float64]
     present: tuple[bool, ...]
     known: Sequence[State] = ()
+    buffers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,12 @@ from medpfl.core.mixers.contract import RoundInfo
 from medpfl.core.mixers.mean import Mean
 from medpfl.core.mixing import State
 
-_STATISTICS = ("running_mean", "running_var")
-"""What torch calls the statistics that normalisation layers keep."""
-
 
 @dataclass(frozen=True)
 class RelaxedMean(Mean):
     """The server remembers its model, so that no K x K matrix says what it does. Integer entries are not averaged.
-    BatchNorm's statistics are no weights, and become the mean itself: beyond it a variance can be negative.
+    Buffers (BatchNorm's statistics, say) are no weights, and become the mean itself: beyond it a variance can be
+    negative.
 
     Args:
         uniform: every hospital counts alike, as in the paper; else by its number of training samples.
@@ -44,7 +42,7 @@ class RelaxedMean(Mean):
     def mix(self, states: Sequence[State], info: RoundInfo) -> tuple[list[dict[str, Tensor]], None]:
         new, _ = super().mix(states, info)  # all rows are equal: everybody, absent or not, has the mean now
         for key, last in info.known[0].items():
-            if not last.is_floating_point() or key.rpartition(".")[2] in _STATISTICS:
+            if not last.is_floating_point() or key in info.buffers:
                 continue
             for base, *parts in pieces(last, *(state[key] for state in new), values=share(len(new))):
                 relaxed = (base * (1 - self.beta)).add_(parts[0], alpha=self.beta)

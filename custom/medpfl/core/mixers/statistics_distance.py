@@ -25,7 +25,8 @@ Statistics = Literal["batch_norm_inputs", "head_inputs", "batch_norm_running"]
 class StatisticsDistance(Mixer):
     """W = lam I + (1 - lam) w, w_ij ~ 1 / d_ij, once for the whole run; every hospital alike until it is there.
 
-    A hospital that gave no statistics hears of all others equally, and of those that gave them none hears of it.
+    A hospital that gave no statistics hears of all others equally, and of those that gave them none hears of it. One
+    that alone gave them has nobody to be compared with: it is as if it had given none.
 
     Args:
         lam: the weight a hospital's own model keeps, in [0, 1]; 1 is local training.
@@ -73,7 +74,8 @@ class StatisticsDistance(Mixer):
     def take_statistics(self, statistics: Sequence[State | None], info: RoundInfo) -> None:
         size = len(statistics)
         known = [index for index, entry in enumerate(statistics) if entry is not None]
-        distance = distances([entry for entry in statistics if entry is not None])
+        known = known if len(known) > 1 else []
+        distance = distances([entry for index in known if (entry := statistics[index]) is not None])
         weights = (np.full((size, size), 1.0) - np.eye(size)) * (1 - self.lam) / max(size - 1, 1)
         weights += np.eye(size) * (self.lam if size > 1 else 1.0)
         weights[np.ix_(known, range(size))] = 0.0

@@ -139,7 +139,8 @@ class ServerRun:
     def info(self, present: Collection[str]) -> RoundInfo:
         """What components are told of a round in which these hospitals answered."""
         sizes = [float(self.sizes.get(site, {}).get("train", 0)) for site in self.roster]
-        return RoundInfo(self.roster, np.array(sizes), tuple(site in present for site in self.roster))
+        here = tuple(site in present for site in self.roster)
+        return RoundInfo(self.roster, np.array(sizes), here, buffers=self.buffers)
 
     def arrived(self, site: str, reply: Message[Reply]) -> Message[Reply]:
         """An answer as soon as it is there: its tensors lie where the hospitals' models lie, and are looked at.
