@@ -135,8 +135,8 @@ class Auto(Method):
                 mixed.copy_(torch.where(at_home, own, mixed))
 
     def _losses(self, site: Site, samples: Samples, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Mean loss of a case with every mixture: a row with the common model as it was mixed, and one with the
-        hospital's own BatchNorm layers, if there are any."""
+        """Mean loss of a case with every mixture (of classes that count alike, the sum of their means): a row with the
+        common model as it was mixed, and one with the hospital's own BatchNorm layers, if there are any."""
         site.models.eval()
         mix = site.models["mix"]
         assert isinstance(mix, Mixture)
