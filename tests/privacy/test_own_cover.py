@@ -2,6 +2,7 @@
 """What noise does for a method of another package: nothing is promised of which its class says nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +19,8 @@ from medpfl.methods.fedrep import FedRep
 from medpfl.privacy import DPSGD, ClippedNoise
 from medpfl.privacy.contract import Cover, Spent
 from medpfl.privacy.noise import FIXED
-from medpfl.rounds.messages import Slots
+from medpfl.rounds.messages import Message, Slots
+from medpfl.rounds.protocol.requests import FinishRequest, ValidateRequest
 from medpfl.rounds.simulate import simulate
 from own_method import Ours
 from small_jobs import small_job, write_table_sites
@@ -282,6 +284,47 @@ def test_what_is_trained_after_the_mixing_has_noise_and_counts(tmp_path: Path, m
     (one, costs), (other, _), (_, usual) = found(False, **before), found(True, **before), found(False)
     assert torch.allclose(one, other, atol=1e-6)
     assert costs > 1.1 * usual
+
+
+def test_what_was_trained_where_nothing_is_sent_is_in_no_later_round(tmp_path: Path) -> None:
+    """A server asks for the validation or the end of the job between two rounds: what is trained there, with noise that
+    is not counted or with none, stays in the part of the network that is the hospital's own."""
+    began: list[torch.Tensor] = []
+
+    def trained(self: Method, site: Site) -> None:
+        began.append(site.models["model"].state_dict()["2.weight"].clone())
+        site.fit("model")
+
+    members: dict[str, Any] = {
+        "slots": lambda self, models: {"body": [key for key in models.state_dict() if ".0." in key]},
+        "components": lambda self: {"body": Mean()},
+        "after_mixing": trained,
+        "fine_tuned": "mine",
+    }
+
+    def began_from(name: str, *between: type[ValidateRequest] | type[FinishRequest], fresh: bool = False) -> bool:
+        """Whether round 2 begins with the hospital's own part as round 1 left it, or as it was before."""
+        method = own(lambda site: site.fit("model"), **members)
+        job = small_job(3, {"body": Mean()}, method)
+        coordinator, runners = pieces(job, write_table_sites(tmp_path / name, ["anna", "berta"]), tmp_path / f"{name} x")
+        ready(coordinator, runners)
+        anna = runners["anna"]
+        first = anna.models["model"].state_dict()["2.weight"].clone()
+        round_of(coordinator, runners, 1)
+        left = first if fresh else anna.models["model"].state_dict()["2.weight"].clone()
+        message = coordinator.rounds.train_messages(2, ["anna"])["anna"]
+        for kind in between:
+            more = {"finetune": 2} if kind is FinishRequest else {}
+            asked = kind(run=coordinator.run, begun=message.header.begun, round=1, rounds=3, best={}, **more)  # type: ignore[arg-type]
+            anna.handle(Message(asked, deepcopy(message.slots) if kind is ValidateRequest else {}))
+        began.clear()
+        anna.handle(Message(message.header.model_copy(update={"fresh": fresh}), message.slots))
+        return torch.equal(began[0], left)
+
+    assert began_from("plain")
+    assert began_from("validated", ValidateRequest)
+    assert began_from("ended", ValidateRequest, FinishRequest)
+    assert began_from("ended afresh", ValidateRequest, FinishRequest, fresh=True)
 
 
 def fitted_twice(site: Site) -> None:

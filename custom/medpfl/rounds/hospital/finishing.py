@@ -53,6 +53,7 @@ class _Finishing:
         self._models.drop_replaced()
         # Fine-tuning has no noise: a round that a server asks for after it goes on from what was kept before.
         self._rounds.run.forget()
+        self._rounds.run.looked = True
         return Message(FinishReply(metrics=tuple(lines), notes=tuple(self._notes), chosen=chosen, privacy=spent))
 
     def _tested(self) -> list[MetricLine]:

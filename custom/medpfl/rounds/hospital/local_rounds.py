@@ -262,7 +262,7 @@ class LocalRounds:
     def validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
         notes = self.enter(header)
-        self.run.validated = True
+        self.run.looked = True
         self.ready.networks.take(slots)
         metrics = self._look_at_mixed(header.round, header, slots)
         return Message(ValidateReply(metrics=tuple(metrics), notes=tuple(notes)))

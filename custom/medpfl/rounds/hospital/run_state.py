@@ -30,7 +30,7 @@ class RunState:
         optimizers: by network; there once the run was entered.
         scalers: of float16's gradients, likewise.
         trained: the round that this process has trained in, as long as its networks are as that left them.
-        validated: whether its networks are as the validation after the last round left them.
+        looked: whether its networks are as the validation after the last round, or the job's end, left them.
     """
 
     def __init__(self, site: str, stopped: Callable[[], bool], files: Callable[[Path], RunFiles] = RunFiles):
@@ -38,7 +38,7 @@ class RunState:
         self._run: str | None = None
         self._lock = StateLock()
         self.trained: int | None = None
-        self.validated = False
+        self.looked = False
         self._files: RunFiles | None = None
         self.optimizers: dict[str, torch.optim.Optimizer]
         self.scalers: Scalers = {}
@@ -114,7 +114,7 @@ class RunState:
     def forget(self) -> None:
         """The networks are made anew: the next task takes up again what was kept on disk."""
         self._run = self.trained = None
-        self.validated = False
+        self.looked = False
         self.optimizers, self.scalers = {}, {}  # on a GPU they take twice the networks' memory
 
     def close(self) -> None:

@@ -124,10 +124,11 @@ class SiteRunner:
             policy.check_round(self.policy, header)
             self.rounds.total = header.rounds
             done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
-            again = self.run.validated and isinstance(header, ValidateRequest)
-            if again or (self.run.trained is not None and done < self.run.trained):
+            looked = self.run.looked and not isinstance(header, FinishRequest)
+            if looked or (self.run.trained is not None and done < self.run.trained):
                 # Its answer was lost on the way and is made again, or the job ends with the round before: both go on
-                # from the state before it. (A method may train or count on what was mixed, too.)
+                # from the state before it. (A method may train or count on what was mixed, too: after the last round
+                # that is in no account of noise, and a server that asks for one more must not have it in what leaves.)
                 self.recover()
         hint = f"take a smaller batch_size (now {self.method.batch_size}) or smaller images or patches"
         resident = self.rounds.resident if self._begun else None
