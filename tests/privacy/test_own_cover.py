@@ -306,7 +306,9 @@ def test_what_was_trained_where_nothing_is_sent_is_in_no_later_round(tmp_path: P
         """Whether round 2 begins with the hospital's own part as round 1 left it, or as it was before."""
         method = own(lambda site: site.fit("model"), **members)
         job = small_job(3, {"body": Mean()}, method)
-        coordinator, runners = pieces(job, write_table_sites(tmp_path / name, ["anna", "berta"]), tmp_path / f"{name} x")
+        coordinator, runners = pieces(
+            job, write_table_sites(tmp_path / name, ["anna", "berta"]), tmp_path / f"{name} x"
+        )
         ready(coordinator, runners)
         anna = runners["anna"]
         first = anna.models["model"].state_dict()["2.weight"].clone()

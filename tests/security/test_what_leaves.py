@@ -44,7 +44,7 @@ from medpfl.rounds.hospital.before import prospect
 from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Plan, Reply, Sizes
-from small_jobs import small_job
+from small_jobs import for_few, small_job, write_table_sites
 from tools import exchange, pieces, ready, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,6 +181,45 @@ def test_ifca_shows_the_others_the_model_of_who_alone_has_chosen_it(
     assert len(weights) > 4 and all(torch.equal(sent[key], shown[key]) for key in weights)
     told = {line.what: line.shown for line in leaves_of(job, 2) if line.when == "train"}
     assert told["tensors of slot 'cluster0'"].endswith("by itself where no other hospital has chosen the same model")
+
+
+def test_fedap_shows_a_hospital_the_model_of_the_one_whose_statistics_it_has(tmp_path: Path) -> None:
+    """The list said that other hospitals see it mixed. dora guesses anna's statistics, to a hundredth of a percent."""
+    sites = write_table_sites(tmp_path / "sites")
+    for file in sites.values():
+        for_few(file)
+    job = EVERY["FedAP"].job()
+    coordinator, runners = pieces(job, sites, tmp_path)
+    ready(coordinator, runners)
+    told = exchange(runners, coordinator.rounds.statistics_messages(1, coordinator.joined))
+    for name, state in told["anna"].slots.items():
+        told["dora"].slots[name] = {key: tensor * 1.0001 for key, tensor in state.items()}
+    coordinator.rounds.take_statistics(1, told)
+    replies = exchange(runners, coordinator.rounds.train_messages(1, coordinator.joined))
+    sent = {
+        site: {key: tensor.clone() for key, tensor in reply.slots["model"].items()} for site, reply in replies.items()
+    }
+    coordinator.rounds.take_train(1, replies)
+    shown = coordinator.rounds.train_messages(2, coordinator.joined)["dora"].slots["model"]
+    for key, tensor in shown.items():
+        found = 2 * tensor - sent["dora"][key]  # lam is 0.5
+        assert (found - sent["anna"][key]).norm() < 1e-3 * (sent["anna"][key] - sent["berta"][key]).norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "slot", "ending"),
+    [
+        ("FedAP", "model", "far nearer to this one's than all others'"),
+        ("FedAMP", "anchor", "near this one's and far from all others'"),
+        ("PFedNet", "personal", "its only neighbour in the network, where that has no other"),
+    ],
+)
+def test_the_list_says_when_who_hears_of_whom_leaves_a_hospital_one_other_model(
+    name: str, slot: str, ending: str
+) -> None:
+    told = {line.what: line.shown for line in leaves_of(EVERY[name].job(), 4) if line.when == "train"}
+    assert " mixed, and by itself (less its own part) to " in told[f"tensors of slot '{slot}'"]
+    assert told[f"tensors of slot '{slot}'"].endswith(ending)
 
 
 def test_where_rounds_ask_some_hospitals_the_list_says_how_often_at_most() -> None:

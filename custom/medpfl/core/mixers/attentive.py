@@ -4,6 +4,7 @@ AAAI 2021): the more alike two hospitals' models are, the more they hear of each
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +26,8 @@ class AttentiveMessages(Mixer):
 
     alpha: float
     sigma: float
+
+    apart: ClassVar = "(less its own part) to a hospital whose model is near this one's and far from all others'"
 
     def __post_init__(self) -> None:
         if self.sigma <= 0:

@@ -55,8 +55,8 @@ class Mixer(Checked):
     takes: ClassVar[Literal["weights", "gradients"]] = "weights"
     """What hospitals send it; a job whose method sends the other is refused."""
     apart: ClassVar[str] = ""
-    """When it sends a hospital what another one has sent, by itself and not mixed, though all have answered; "": never.
-    The list of what leaves says it."""
+    """When it sends a hospital what another one has sent, by itself or mixed with its own alone, which it can subtract,
+    though all of three and more have answered; "": never. The list of what leaves says it."""
 
     @property
     def remembers(self) -> Literal["copies", "answers"] | None:

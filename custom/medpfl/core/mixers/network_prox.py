@@ -6,7 +6,7 @@ Zhao, Liu, Liu, Liu, He, "Medical Federated Model with Mixture of Personalized a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -62,6 +62,9 @@ class NetworkProx(Mixer):
     rho: float = 0.5
     iterations: int = 500
     solver: Literal["exact", "paper"] = "exact"
+
+    apart: ClassVar = "(less its own part) to its only neighbour in the network, where that has no other"
+
     _known: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The graph, once the sketches made it."""
 

@@ -7,7 +7,7 @@ Big Data 2022, Eq. (2) and (6) to (8).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ class StatisticsDistance(Mixer):
     lam: float = 0.5
     statistics: Statistics = "batch_norm_inputs"
     from_round: int = 1
+
+    apart: ClassVar = "(less its own part) to a hospital whose statistics are far nearer to this one's than all others'"
+
     _state: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
