@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from nvflare.apis.shareable import Shareable
 
 from exchanging import Asked, slots
 from hostile import attacked, content, saying, told_of, with_arrays
 from medpfl.core.codecs import DAdaQuant
+from medpfl.core.graph import nearest, points_of
 from medpfl.core.mixers import Mean
 from medpfl.core.mixers.network_prox import NetworkProx
 from medpfl.core.mixers.statistics_distance import StatisticsDistance
@@ -149,10 +151,35 @@ def test_statistics_that_no_component_can_use_are_refused(
 
 
 def test_statistics_distance_refuses_one_hospitals_negative_variance() -> None:
-    import torch
-
     from medpfl.core.errors import ConfigError
 
     with pytest.raises(ConfigError, match=r"statistic '1\.variance' holds a negative variance"):
         StatisticsDistance().check_statistics({"1.mean": torch.zeros(2), "1.variance": torch.tensor([1.0, -1.0])})
     assert Mean().check_statistics({}) is None  # wants none
+
+
+@pytest.mark.slow
+def test_of_two_hospitals_the_first_by_name_excludes_the_other(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of as many who say one thing as say another nobody can tell which is odd."""
+    two = {site: table_sites[site] for site in ("anna", "berta")}
+    with pytest.raises(QuorumLost, match=r"1 of 2 hospitals .* berta .*says that other entries are buffers than anna"):
+        attacked(make_job(), two, tmp_path, announcing(("anna",), buffers=["model.0.weight"]))
+
+
+def test_a_hospital_decides_by_enormous_moments_which_feature_makes_neighbours_of_the_others() -> None:
+    """Moments are divided by the deviations over all hospitals: a feature in which one is far off counts nothing for the
+    others, and those that were neighbours are none."""
+
+    def neighbours(anna: float) -> list[list[int]]:
+        means = [(4.0, anna), (0.0, 0.0), (1.0, 0.0), (0.0, 3.0), (1.0, 3.0)]
+        told = [
+            {"mean": torch.tensor(mean, dtype=torch.float64), "variance": torch.ones(2, dtype=torch.float64)}
+            for mean in means
+        ]
+        edges: list[list[int]] = nearest(points_of("moments", told, np.full(5, 30.0)), 1).tolist()
+        return [edge for edge in edges if 0 not in edge]
+
+    assert neighbours(1.5) == [[1, 2], [3, 4]]
+    assert neighbours(1e6) == [[1, 3], [2, 4]]
