@@ -286,6 +286,15 @@ def test_bounding_shortens_towards_what_was_sent() -> None:
     assert bound(["model"], {"a": slots(9e9)}, held, (), {"bn.running_var"}, 1.0) == []  # alone
 
 
+def test_of_two_hospitals_one_that_hardly_moves_has_the_other_shortened_to_nothing() -> None:
+    """The page for leads says so; it said that none can drown the others."""
+    sent, held = {"a": slots(1e-6), "b": slots(1.0)}, dict.fromkeys("ab", slots(0.0))
+    (far,) = bound(["model"], sent, held, (), {"bn.running_var", "bn.count"}, 3.0)
+    assert far.site == "b" and float(sent["b"]["model"]["w"]) == pytest.approx(3e-6)
+    among = {**sent, "b": slots(1.0), "c": slots(1.0)}
+    assert bound(["model"], among, {**held, "c": slots(0.0)}, (), {"bn.running_var", "bn.count"}, 3.0) == []
+
+
 def on_public_data(
     kind: type[OnPublicData], change: Callable[[Any], Any], sites: dict[str, Path], folder: Path
 ) -> Coordinator:

@@ -169,8 +169,8 @@ def test_of_two_hospitals_the_first_by_name_excludes_the_other(
 
 
 def test_a_hospital_decides_by_enormous_moments_which_feature_makes_neighbours_of_the_others() -> None:
-    """Moments are divided by the deviations over all hospitals: a feature in which one is far off counts nothing for the
-    others, and those that were neighbours are none."""
+    """Moments are divided by the deviations over all hospitals: a feature in which one is far off counts nothing for
+    the others, and those that were neighbours are none."""
 
     def neighbours(anna: float) -> list[list[int]]:
         means = [(4.0, anna), (0.0, 0.0), (1.0, 0.0), (0.0, 3.0), (1.0, 3.0)]
