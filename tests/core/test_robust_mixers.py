@@ -83,6 +83,18 @@ def test_absent_hospitals_do_not_count_and_get_the_result() -> None:
     assert torch.equal(alone, rows[1].expand(5, -1))
 
 
+@pytest.mark.parametrize(("count", "trim", "absent"), [(4, 0.25, 1), (10, 0.1, 5), (10, 0.3, 7)])
+def test_a_trimmed_mean_leaves_out_one_where_three_and_more_answered(count: int, trim: float, absent: int) -> None:
+    """Of three that answered floor(0.25 x 3) is none: one of four hospitals was away, or a round asked five of ten, and
+    the fourth moved the mean as far as it liked."""
+    TrimmedMean(trim).check([str(site) for site in range(count)])
+    rows, here = models(count), count - absent
+    rows[0] = 1e9
+    mixed = run(TrimmedMean(trim), rows, [True] * here + [False] * absent)[0]
+    others = rows[1:here]
+    assert (mixed >= others.min(dim=0).values).all() and (mixed <= others.max(dim=0).values).all()
+
+
 def test_large_tensors_go_block_by_block_and_integers_stay() -> None:
     rows = models(3, _BLOCK_VALUES // 3 * 2 + 5)
     states = [{"w": row.clone().view(1, -1), "n": torch.tensor(k)} for k, row in enumerate(rows)]

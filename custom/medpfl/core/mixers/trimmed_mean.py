@@ -51,7 +51,8 @@ class Trimmed(Mixer):
 
 @dataclass(frozen=True)
 class TrimmedMean(Trimmed):
-    """Leaves out floor(trim n) of n hospitals' values at either end: so many hospitals can send anything.
+    """Leaves out floor(trim n) of the values of the n hospitals that answered at either end, and one at least where three
+    answered: so many hospitals can send anything. Of two that answered it is the mean.
 
     Args:
         trim: share at either end, in (0, 0.5).
@@ -64,11 +65,14 @@ class TrimmedMean(Trimmed):
             raise ConfigError(f"TrimmedMean's trim must be above 0 and below 0.5, got {self.trim}")
 
     def check(self, roster: Sequence[str]) -> None:
-        if not self.left_out(len(roster)):
+        if not self._share(len(roster)):
             raise ConfigError(
                 f"TrimmedMean's trim must be at least 1 / {len(roster)} with {len(roster)} hospitals (and below 0.5), "
                 f"so that it leaves out one; got {self.trim}"
             )
 
     def left_out(self, count: int) -> int:
+        return min(max(1, self._share(count)), (count - 1) // 2)
+
+    def _share(self, count: int) -> int:
         return int(self.trim * count + 1e-9)  # 0.3 of 10 is 3, and 0.1 + 0.2 is a little less than 0.3
