@@ -14,7 +14,7 @@ from nvflare.apis.shareable import Shareable
 
 from hostile import attacked, content, saying, told_of, with_arrays
 from medpfl.core.errors import ConfigError, MedPFLError, RefusedUpdate
-from medpfl.core.mixers import CoordinateMedian, Mean, TrimmedMean
+from medpfl.core.mixers import CoordinateMedian, Mean, NetworkProx, RoundInfo, TrimmedMean
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.dsfl import DSFL
@@ -284,6 +284,23 @@ def test_bounding_shortens_towards_what_was_sent() -> None:
     (far,) = bound(["model"], gradients, held, ["model"], {"bn.running_var"}, None)
     assert far.times == 50.0 and float(gradients["c"]["model"]["w"]) == 50.0
     assert bound(["model"], {"a": slots(9e9)}, held, (), {"bn.running_var"}, 1.0) == []  # alone
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_an_enormous_personal_part_spoils_the_others_of_pfednet(p: Any) -> None:
+    """By the equations one far-off hospital pulls at each of the others by tau and no more."""
+    personal = torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def others(size: float) -> torch.Tensor:
+        models = [{"w": row.clone()} for row in personal]
+        models[0]["w"].fill_(size)
+        info = RoundInfo(tuple("abcd"), np.ones(4), (True,) * 4)
+        mixed, _ = NetworkProx(tau=0.1, p=p, graph="complete").mix(models, info)
+        return torch.stack([state["w"] for state in mixed[1:]])
+
+    far = others(1e3)
+    assert (far - others(1e4)).norm(dim=1).max() < 0.01
+    assert (far - others(1e14)).norm(dim=1).max() > 1.0
 
 
 def test_of_two_hospitals_one_that_hardly_moves_has_the_other_shortened_to_nothing() -> None:
