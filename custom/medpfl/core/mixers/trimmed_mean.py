@@ -51,8 +51,8 @@ class Trimmed(Mixer):
 
 @dataclass(frozen=True)
 class TrimmedMean(Trimmed):
-    """Leaves out floor(trim n) of n hospitals' values at either end, one at least of three and more: so many of those that
-    answered can send anything. Of two it is the mean.
+    """Leaves out floor(trim n) of n hospitals' values at either end, one at least of three and more: so many of those
+    that answered can send anything. Of two it is the mean.
 
     Args:
         trim: share at either end, in (0, 0.5).
