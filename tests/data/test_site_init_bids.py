@@ -142,3 +142,24 @@ def test_a_label_map_is_one_scans(tmp_path: Path) -> None:
     words = r"does not say whether it is the label map of sub-01_run-1_T1w\.nii\.gz or of sub-01_run-2_T1w\.nii\.gz"
     with pytest.raises(DataError, match=words):
         named(tmp_path / "c", "", scans=runs)
+
+
+def test_label_maps_that_show_other_things_are_not_mixed(tmp_path: Path) -> None:
+    """Who lacks the segmentation of lesions has a mask of the brain all the same, whose 1 is no lesion."""
+    folder = write(tmp_path / "bids", 4, 1)
+    lacking = folder / MAPS / "sub-03/ses-0/anat/sub-03_ses-0_desc-manual_dseg.nii.gz"
+    lacking.unlink()
+    entries, text = from_bids(folder, folder / "list.json", Answers())
+    labels = [Path(item["label"]).name for item in json.loads(text)["training"]]
+    assert labels == [f"sub-0{number}_ses-0_desc-manual_dseg.nii.gz" for number in range(3)]
+    assert "1 without a label are left out" in str(entries[1])
+    others = [
+        lacking.with_name("sub-03_ses-0_desc-tissues_dseg.nii.gz"),
+        Path(str(lacking).replace("manual/", "prep/")),
+    ]
+    for other in others:
+        save(other, scan(3)[1])
+        words = rf"{other.name}: by its name or folder it may show something else than .*sub-00"
+        with pytest.raises(DataError, match=words):
+            from_bids(folder, folder / "list.json", Answers())
+        other.unlink()
