@@ -13,6 +13,7 @@ from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry
 from medpfl.data.init.pairing import Layout, eyes, images_and_masks, layouts
 from medpfl.data.init.volumes import LABELS, LOOKED, MARK, label_entries
+from medpfl.data.paths import seen_below, seen_in
 from medpfl.data.pixels import SUFFIXES
 
 _MASKS = 200
@@ -22,7 +23,7 @@ and an image is read quickly."""
 
 def find_images(folder: Path) -> list[Path]:
     """All image files below a folder."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in seen_below(folder) if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
@@ -42,7 +43,7 @@ def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
         return _with_layouts(base, *pair, answers)
     if masks:
         return _with_masks(folder, base, images, masks, answers)
-    listing = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".csv", ".tsv")]
+    listing = [path for path in seen_in(folder) if path.suffix.lower() in (".csv", ".tsv")]
     for table in listing:
         column = _image_column(table, images)
         if column:

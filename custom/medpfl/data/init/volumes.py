@@ -15,6 +15,7 @@ from pydantic import BaseModel, JsonValue
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, Entry, Value
+from medpfl.data.paths import seen_below
 from medpfl.data.volumes.datalist import other_field
 from medpfl.data.volumes.nifti import SUFFIXES as NIFTI
 from medpfl.data.volumes.nifti import stored_values
@@ -118,7 +119,7 @@ def read_datalist(path: Path) -> Datalist | None:
 def find_volumes(folder: Path) -> list[Path]:
     """NIfTI files, and folders that hold DICOM files, below a folder."""
     found: set[Path] = set()
-    for path in folder.rglob("*"):
+    for path in seen_below(folder):
         if path.is_file() and path.name.lower().endswith(NIFTI):
             found.add(path)
         elif path.is_file() and path.parent not in found and is_dicom(path):
