@@ -4,7 +4,7 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -22,6 +22,8 @@ from medpfl.data.volumes.nifti import stored_values
 
 LABELS = re.compile(r"(labels?|masks?|segs?|segmentations?|gt|ground.?truth)(tr|ts|s)?", re.IGNORECASE)
 MARK = re.compile(r"[._-]?(label|mask|seg|segmentation|gt)s?$", re.IGNORECASE)
+_TESTS = re.compile(r"(images?|imgs?|scans?)ts", re.IGNORECASE)
+"""Folders of images that nnU-Net and the Decathlon keep apart, for which there may be no label maps."""
 CHANNEL = re.compile(r"_(\d{4})$")  # nnU-Net's channel number
 PATIENT = re.compile(r"(sub-[A-Za-z0-9]+|[A-Za-z]*\d+)(?=[_-])")
 LOOKED = 20  # label maps that are read to find the values
@@ -83,9 +85,12 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
         if patient:
             item["patient"] = patient
         items.append(item)
+    used = {file for pair in pairs for file in (*pair.images, pair.label)}
+    unused = sum(file not in used for file in find_volumes(folder))
+    left = f"; not used: {unused} files of test images without label maps" if unused else ""
     entries = [
         Entry("kind", "volumes"),
-        Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps"),
+        Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps{left}"),
         *labels_in([pair.label for pair in pairs], answers),
         split_of(any(patients)),
     ]
@@ -139,7 +144,7 @@ def is_dicom(path: Path) -> bool:
 
 def find_pairs(folder: Path) -> list[Pair]:
     """Images with their label maps: in two folders (images, labels), or side by side (x.nii.gz, x_seg.nii.gz), or a
-    folder a patient.
+    folder a patient. Test images (imagesTs) none of which has a label map are left out.
 
     Raises:
         DataError: an image has no label map, or a label map no image.
@@ -170,6 +175,8 @@ def find_pairs(folder: Path) -> list[Pair]:
                 f"{folder}: the folders hold {' or '.join(map(str, sorted(counts)))} images; expected one number"
             )
         return _of_same_channels([Pair(tuple(sorted(there)), maps[0]) for _, (there, maps) in sorted(beside.items())])
+    for key in _unlabelled(folder, images, labels):
+        del images[key]
     for key in sorted(images):
         if key not in labels:
             raise DataError(
@@ -178,6 +185,12 @@ def find_pairs(folder: Path) -> list[Pair]:
     for key in sorted(set(labels) - set(images)):
         raise DataError(f"{labels[key]}: found no image for this label map")
     return _of_same_channels([Pair(tuple(sorted(images[key])), labels[key]) for key in sorted(images)])
+
+
+def _unlabelled(folder: Path, images: Mapping[str, Sequence[Path]], labels: Mapping[str, Path]) -> list[str]:
+    """Of the images those of a folder of test images without any label map."""
+    tests = [key for key in images if any(map(_TESTS.fullmatch, images[key][0].relative_to(folder).parts[:-1]))]
+    return [] if set(tests) & set(labels) else tests
 
 
 def _of_same_channels(pairs: list[Pair]) -> list[Pair]:
