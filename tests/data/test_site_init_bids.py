@@ -16,6 +16,7 @@ from medpfl.data.init.answers import Answers, parse_classes
 from medpfl.data.init.bids import from_bids
 from medpfl.data.init.write import write_site_file
 from medpfl.data.site_file import load_site_file
+from medpfl.data.subgroups import groupings
 
 MAPS = "derivatives/manual"
 
@@ -163,3 +164,17 @@ def test_label_maps_that_show_other_things_are_not_mixed(tmp_path: Path) -> None
         with pytest.raises(DataError, match=words):
             from_bids(folder, folder / "list.json", Answers())
         other.unlink()
+
+
+def test_what_is_not_known_of_a_subject_is_no_value(tmp_path: Path) -> None:
+    """BIDS writes n/a: neither a number of which subgroups could make bands, nor a group of its own."""
+    folder = write(tmp_path / "bids", 4, 1)
+    table = folder / "participants.tsv"
+    table.write_text(table.read_text().replace("\t41\t", "\tn/a\t"))
+    init(folder, tmp_path / "site.yaml")
+    content = yaml.safe_load((tmp_path / "site.yaml").read_text())
+    content["datasets"]["data"]["subgroups"] = ["diagnosis", {"column": "age", "edges": [42]}]
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(content))
+    by_diagnosis, by_age = groupings(load_site_file(tmp_path / "site.yaml", "here").datasets["data"])  # type: ignore[arg-type]
+    assert by_diagnosis.groups == ("control", "patient", "not known")
+    assert by_age.groups == ("below 42", "42 and above", "not known")

@@ -79,7 +79,7 @@ def from_bids(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entr
             item["label"] = shown(label.path, datalist.parent)
         subject = f"sub-{scan.entities['sub']}"
         facts = told.get(subject, {})
-        if column and facts.get(column, _MISSING) == _MISSING:
+        if column and column not in facts:
             continue
         items.append({**facts, **item, "patient": subject})
     left = len(scans) - len(items)
@@ -185,7 +185,7 @@ def _map_of(scan: _File, maps: Sequence[_File], scans: Sequence[_File]) -> _File
 
 
 def _participants(folder: Path) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Subject to what participants.tsv says of it, and the names of its columns but the first."""
+    """Subject to what participants.tsv says of it, without what is not known, and the names of its columns but the first."""
     file = folder / "participants.tsv"
     if not file.is_file():
         return {}, []
@@ -208,7 +208,7 @@ def _participants(folder: Path) -> tuple[dict[str, dict[str, str]], list[str]]:
                 else f"expected {len(header)} cells, got {len(row)}"
             )
             raise DataError(f"{file}:{number}: {what}")
-        told[row[0]] = dict(zip(header[1:], row[1:], strict=True))
+        told[row[0]] = {name: cell for name, cell in zip(header[1:], row[1:], strict=True) if cell != _MISSING}
     return told, header[1:]
 
 
