@@ -185,7 +185,8 @@ def _map_of(scan: _File, maps: Sequence[_File], scans: Sequence[_File]) -> _File
 
 
 def _participants(folder: Path) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Subject to what participants.tsv says of it, without what is not known, and the names of its columns but the first."""
+    """Subject to what participants.tsv says of it, without what is not known, and the names of its columns but the
+    first."""
     file = folder / "participants.tsv"
     if not file.is_file():
         return {}, []
