@@ -16,6 +16,7 @@ from pydantic import BaseModel, JsonValue
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, Entry, Value
 from medpfl.data.paths import seen_below
+from medpfl.data.split_file import SPELLINGS
 from medpfl.data.volumes.datalist import other_field
 from medpfl.data.volumes.nifti import SUFFIXES as NIFTI
 from medpfl.data.volumes.nifti import stored_values
@@ -43,6 +44,7 @@ class Listed(TypedDict):
     image: str | list[str]
     label: str
     patient: NotRequired[str]
+    split: NotRequired[str]
 
 
 def from_datalist(path: Path, shown: str, answers: Answers) -> list[Entry]:
@@ -77,13 +79,16 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
         SiteFileError: what is needed was not answered.
     """
     pairs = find_pairs(folder)
-    patients = _patients(folder, pairs, answers)
+    splits = _splits(folder, pairs)
+    patients = _patients(folder, pairs, answers, behind=bool(splits))
     items: list[Listed] = []
-    for pair, patient in zip(pairs, patients, strict=True):
+    for pair, patient, split in zip(pairs, patients, splits or [""] * len(pairs), strict=True):
         images = [shown(image, datalist.parent) for image in pair.images]
         item: Listed = {"image": images[0] if len(images) == 1 else images, "label": shown(pair.label, datalist.parent)}
         if patient:
             item["patient"] = patient
+        if split:
+            item["split"] = split
         items.append(item)
     used = {file for pair in pairs for file in (*pair.images, pair.label)}
     unused = sum(file not in used for file in find_volumes(folder))
@@ -92,7 +97,7 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
         Entry("kind", "volumes"),
         Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps{left}"),
         *labels_in([pair.label for pair in pairs], answers),
-        split_of(any(patients)),
+        Entry("split", {"column": "split"}, "the folders say it") if splits else split_of(any(patients)),
     ]
     return entries, json.dumps({"training": items}, indent=1) + "\n"
 
@@ -228,12 +233,27 @@ def _is_side(part: str) -> bool:
     return bool(LABELS.fullmatch(part) or re.fullmatch(r"(images?|imgs?|scans?)(tr|ts)?", part, re.IGNORECASE))
 
 
-def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers) -> list[str]:
+def _splits(folder: Path, pairs: Sequence[Pair]) -> list[str]:
+    """Each pair's split, where the outermost folders are called train, test and the like; empty where they are not."""
+    found = [next(iter(_folders(folder, pair)), "").lower() for pair in pairs]
+    return found if {"train", "test"} <= {SPELLINGS.get(name) for name in found} <= set(SPELLINGS.values()) else []
+
+
+def _folders(folder: Path, pair: Pair) -> list[str]:
+    """The folders in which a pair lies, but those of images and of label maps."""
+    return [part for part in pair.images[0].relative_to(folder).parts[:-1] if not _is_side(part)]
+
+
+def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers, behind: bool = False) -> list[str]:
     """Each pair's patient: its sub-folder, a number at the start of its name, or as answered; "" where each file is
-    another patient."""
+    another patient.
+
+    Args:
+        behind: the outermost folder is that of a split.
+    """
     given = answers.given.get("patient")
     paths = [pair.images[0].relative_to(folder) for pair in pairs]
-    folders = [[part for part in path.parts[:-1] if not _is_side(part)] for path in paths]
+    folders = [_folders(folder, pair)[behind:] for pair in pairs]
     guess = "file"
     if given is None and len({tuple(parts) for parts in folders}) > 1 and all(folders):
         if len({parts[0] for parts in folders}) == len({tuple(parts) for parts in folders}):
