@@ -302,7 +302,13 @@ def _values(file: Path) -> NDArray[Any]:
     if file.name.lower().endswith(NIFTI):
         return stored_values(file)
     from medpfl.data.volumes.prepare import read_image
+    from medpfl.data.volumes.structures import structures_of
 
+    if found := structures_of(file):
+        raise DataError(
+            f"{found}: a DICOM segmentation or structure set, for which 'medpfl site init' proposes nothing: write a "
+            "datalist of images and label maps, and declare 'labels' and, where names are to be mapped, 'structures'"
+        )
     return np.unique(read_image(file, finite=False)[0])
 
 
