@@ -89,8 +89,8 @@ def _read(written: Path, label: Path, binary: bool) -> tuple[NDArray[Any], NDArr
         return read_mask(written), truth // 255 if white else truth
     if structures_of(label):
         raise DataError(
-            f"{label}: Dice is told of label maps in voxels, and this is a DICOM segmentation or structure set: predict "
-            "the images without it, and test the model with 'medpfl evaluate', which knows what its structures mean"
+            f"{label}: Dice is told of label maps in voxels, and this is a DICOM segmentation or structure set: "
+            "predict the images alone, and test the model with 'medpfl evaluate', which knows what its structures mean"
         )
     found, place = read_image(written)
     truth, other = read_image(label)
