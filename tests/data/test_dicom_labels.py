@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pydicom
 import pytest
@@ -13,8 +14,12 @@ from numpy.typing import NDArray
 from dicom_labels import write_contours, write_seg
 from dicom_series import affine_of, write_series
 from medpfl.core.errors import DataError
+from medpfl.data.init.answers import Answers
+from medpfl.data.init.write import write_site_file
 from medpfl.data.volumes.contours import filled
 from medpfl.data.volumes.declare import VolumeCase, Volumes
+from medpfl.data.volumes.prepare import read_image
+from medpfl.deployed.labels import dice_of
 
 pytest.importorskip("highdicom", reason="needs the extra 'dicom'")
 SHAPE = (7, 9, 5)
@@ -198,3 +203,23 @@ def test_structures_that_no_label_has() -> None:
         dataset(structures={"Liver": 3})
     with pytest.raises(ValueError, match="structures: 'Liver' is liver, which 'annotated' does not name"):
         dataset(structures={"Liver": 1}, annotated=["tumour"])
+
+
+@pytest.mark.parametrize("kind", ["segmentation", "structure set"])
+def test_where_they_are_no_label_maps_a_sentence_says_so(tmp_path: Path, kind: str) -> None:
+    """Of a structure set it said that a tag is missing, or the file ends; of a segmentation that it must be a label
+    map, which it was."""
+    series = write_series(tmp_path / "p1" / "ct", VALUES, affine_of())
+    file = tmp_path / "p1" / "labels" / "one.dcm"
+    if kind == "segmentation":
+        write_seg(file, series, masks())
+    else:
+        write_contours(file, affine_of(), {"Liver": [square(1, 4, 1)]})
+    with pytest.raises(DataError, match=rf"one\.dcm: expected an image, got a DICOM {kind}, which is read as a label"):
+        read_image(file)
+    with pytest.raises(DataError, match=r"one\.dcm: a DICOM segm.* for which 'medpfl site init'"):
+        write_site_file(tmp_path, tmp_path / "site.yaml", Answers({"site": "here", "dataset": "d"}))
+    written = nib.Nifti1Image(np.zeros(SHAPE, np.uint8), affine_of())
+    nib.save(written, tmp_path / "p1.nii.gz")
+    with pytest.raises(DataError, match=r"one\.dcm: Dice is told of label maps in voxels, and this is a DICOM segm"):
+        dice_of(tmp_path / "p1.nii.gz", file, 2, [[1]])

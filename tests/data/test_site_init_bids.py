@@ -16,6 +16,7 @@ from medpfl.data.init.answers import Answers, parse_classes
 from medpfl.data.init.bids import from_bids
 from medpfl.data.init.write import write_site_file
 from medpfl.data.site_file import load_site_file
+from medpfl.data.subgroups import groupings
 
 MAPS = "derivatives/manual"
 
@@ -142,3 +143,38 @@ def test_a_label_map_is_one_scans(tmp_path: Path) -> None:
     words = r"does not say whether it is the label map of sub-01_run-1_T1w\.nii\.gz or of sub-01_run-2_T1w\.nii\.gz"
     with pytest.raises(DataError, match=words):
         named(tmp_path / "c", "", scans=runs)
+
+
+def test_label_maps_that_show_other_things_are_not_mixed(tmp_path: Path) -> None:
+    """Who lacks the segmentation of lesions has a mask of the brain all the same, whose 1 is no lesion."""
+    folder = write(tmp_path / "bids", 4, 1)
+    lacking = folder / MAPS / "sub-03/ses-0/anat/sub-03_ses-0_desc-manual_dseg.nii.gz"
+    lacking.unlink()
+    entries, text = from_bids(folder, folder / "list.json", Answers())
+    labels = [Path(item["label"]).name for item in json.loads(text)["training"]]
+    assert labels == [f"sub-0{number}_ses-0_desc-manual_dseg.nii.gz" for number in range(3)]
+    assert "1 without a label are left out" in str(entries[1])
+    others = [
+        lacking.with_name("sub-03_ses-0_desc-tissues_dseg.nii.gz"),
+        Path(str(lacking).replace("manual/", "prep/")),
+    ]
+    for other in others:
+        save(other, scan(3)[1])
+        words = rf"{other.name}: by its name or folder it may show something else than .*sub-00"
+        with pytest.raises(DataError, match=words):
+            from_bids(folder, folder / "list.json", Answers())
+        other.unlink()
+
+
+def test_what_is_not_known_of_a_subject_is_no_value(tmp_path: Path) -> None:
+    """BIDS writes n/a: neither a number of which subgroups could make bands, nor a group of its own."""
+    folder = write(tmp_path / "bids", 4, 1)
+    table = folder / "participants.tsv"
+    table.write_text(table.read_text().replace("\t41\t", "\tn/a\t"))
+    init(folder, tmp_path / "site.yaml")
+    content = yaml.safe_load((tmp_path / "site.yaml").read_text())
+    content["datasets"]["data"]["subgroups"] = ["diagnosis", {"column": "age", "edges": [42]}]
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(content))
+    by_diagnosis, by_age = groupings(load_site_file(tmp_path / "site.yaml", "here").datasets["data"])  # type: ignore[arg-type]
+    assert by_diagnosis.groups == ("control", "patient", "not known")
+    assert by_age.groups == ("below 42", "42 and above", "not known")

@@ -56,3 +56,12 @@ def test_channels_that_would_be_exchanged(
 ) -> None:
     with pytest.raises(DataError, match=words):
         find_pairs(made(tmp_path, *one, *other))
+
+
+def test_test_images_without_label_maps_are_left_out(tmp_path: Path) -> None:
+    """As nnU-Net's folders have them; where some have a label map, one is missing."""
+    made(tmp_path, *(f"{kind}/s{number}" for kind in ("imagesTr", "labelsTr") for number in (1, 2)), "imagesTs/s3")
+    assert [pair.label.name for pair in find_pairs(tmp_path)] == ["s1.nii.gz", "s2.nii.gz"]
+    made(tmp_path, "imagesTs/s4", "labelsTs/s4")
+    with pytest.raises(DataError, match=r"s3\.nii\.gz: found no label map of the same name"):
+        find_pairs(tmp_path)

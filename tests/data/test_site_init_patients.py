@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of several columns 'medpfl site init' takes for the one that says whose a row is, and which folder."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
+from hospitals import save, scan
+from medpfl.data.declared import Problems
 from medpfl.data.init.answers import Answers
-from medpfl.data.init.volumes import Pair, _patients
+from medpfl.data.init.volumes import Pair, _patients, from_folder
 from medpfl.data.init.write import write_site_file
+from medpfl.data.site_file import load_site_file
 
 
 def group_of(folder: Path, **flags: str) -> str:
@@ -61,3 +65,33 @@ def test_who_is_asked_says_which_folder_is_the_patient() -> None:
     pairs = [Pair((Path("data", scanner, whose, "t1.nii.gz"),), Path("m")) for scanner in "ab" for whose in "12"]
     assert _patients(Path("data"), pairs, Answers(prompt=answer)) == ["1", "2", "1", "2"]
     assert "Which part of 'a/1/t1.nii.gz' names the patient" in asked[0] and asked[1] == "^([^/]+)"
+
+
+@pytest.mark.parametrize(
+    ("name", "patients"),
+    [
+        ("{split}/p{number}_1.nii.gz", "p0 p1 p2"),
+        ("{split}/images/s{number}.nii.gz", "none"),
+        ("images/{split}/p{number}/t1.nii.gz", "p0 p1 p2"),
+    ],
+)
+def test_folders_of_splits_are_no_patients(name: str, patients: str, tmp_path: Path) -> None:
+    """They were three patients, of whom the one called test could be trained on."""
+    folder = tmp_path / "data"
+    for number, split in enumerate(("Train", "val", "test")):
+        image, label = scan(number)
+        file = name.format(split=split, number=number)
+        label_file = file.replace("images", "labels") if "images" in file else file.replace(".nii", "_seg.nii")
+        save(folder / file, image)
+        save(folder / label_file, label)
+    entries, text = from_folder(folder, folder / "list.json", Answers())
+    items = json.loads(text)["training"]
+    assert sorted((item["split"], item.get("patient", "none")) for item in items) == sorted(
+        zip(("train", "val", "test"), patients.split() if patients != "none" else ["none"] * 3, strict=True)
+    )
+    assert entries[-1].value == {"column": "split"}
+    (folder / "list.json").write_text(text)
+    declared = {"kind": "volumes", "datalist": "list.json", "labels": {0: "background", 1: "organ"}}
+    (folder / "here.yaml").write_text(yaml.safe_dump({"datasets": {"d": {**declared, "split": entries[-1].value}}}))
+    listing = load_site_file(folder / "here.yaml", "here").datasets["d"].cases(Problems())
+    assert {split: len(cases) for split, cases in listing.items()} == {"train": 1, "validation": 1, "test": 1}

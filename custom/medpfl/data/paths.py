@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which texts of a declared dataset are paths, whatever its kind: those under the keys datalist, files and file."""
+"""Which texts of a declared dataset are paths, whatever its kind (those under the keys datalist, files and file), and
+which files of a folder are somebody's own."""
 
 import re
-from collections.abc import Callable
-from pathlib import PurePath
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
 from typing import Any
 
 _KEYS = ("datalist", "files", "file")
@@ -36,3 +37,14 @@ def split_pattern(text: str) -> tuple[str, str]:
     parts = PurePath(text).parts
     fixed = next((number for number, part in enumerate(parts) if _PATTERN.search(part)), len(parts))
     return str(PurePath(*parts[:fixed])), "/".join(parts[fixed:])
+
+
+def seen_below(folder: Path) -> Iterator[Path]:
+    """Files and folders below a folder, but hidden ones and what is in these: Macs put one beside every file that they
+    copy or pack (._scan.nii.gz), notebooks keep older states of files in .ipynb_checkpoints."""
+    return (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
+
+
+def seen_in(folder: Path) -> list[Path]:
+    """What lies in a folder, sorted, but hidden files and folders."""
+    return sorted(path for path in folder.iterdir() if path.name[0] != ".")

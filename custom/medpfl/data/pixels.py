@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from medpfl.core.errors import DataError, unreadable
+from medpfl.data.paths import seen_below
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,8 +130,7 @@ def image_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    seen = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
-    files = sorted(file for file in seen if file.suffix.lower() in SUFFIXES and file.is_file())
+    files = sorted(file for file in seen_below(path) if file.suffix.lower() in SUFFIXES and file.is_file())
     if not files:
         raise DataError(f"{path}: the folder holds no {', '.join(SUFFIXES)} files")
     return files

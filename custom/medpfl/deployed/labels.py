@@ -13,6 +13,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.pixels import read_mask
 from medpfl.data.volumes.new import find_volumes, name_of_item
 from medpfl.data.volumes.prepare import read_image, same_place
+from medpfl.data.volumes.structures import structures_of
 
 _ENDINGS = (".nii.gz", ".nii", ".png")
 
@@ -86,6 +87,11 @@ def _read(written: Path, label: Path, binary: bool) -> tuple[NDArray[Any], NDArr
         truth = read_mask(label)
         white = binary and set(np.unique(truth).tolist()) <= {0, 255}
         return read_mask(written), truth // 255 if white else truth
+    if structures_of(label):
+        raise DataError(
+            f"{label}: Dice is told of label maps in voxels, and this is a DICOM segmentation or structure set: "
+            "predict the images alone, and test the model with 'medpfl evaluate', which knows what its structures mean"
+        )
     found, place = read_image(written)
     truth, other = read_image(label)
     if truth.shape == found.shape:

@@ -152,7 +152,7 @@ class Images(Described, Dataset):
 
     def cases(self, problems: Problems) -> Listing:
         """Raises DataError if the table itself cannot be read, whatever ``problems`` keeps."""
-        found = find_files(self._folder, self.files, problems)
+        found = self._found(problems)
         rows = self._rows(found, problems)
         masks = self._find_masks(rows, problems)
         cases, parts, groups = [], [], Groups()
@@ -185,7 +185,7 @@ class Images(Described, Dataset):
 
     def described(self) -> dict[str, dict[str, str]]:
         problems = Problems(keep=True)
-        rows = self._rows(find_files(self._folder, self.files, problems), problems)
+        rows = self._rows(self._found(problems), problems)
         return {column: {row.image.name: row.cells[column] for row in rows} for column in self.described_by}
 
     def load(self, spec: Spec) -> SiteData:
@@ -270,6 +270,15 @@ class Images(Described, Dataset):
     @property
     def _outcome(self) -> Outcome | None:
         return self.several or self.survival
+
+    def _found(self, problems: Problems) -> list[Found]:
+        """The files that may be images: a mask that lies beside its image, under a name with the suffix, is none."""
+        found = find_files(self._folder, self.files, problems)
+        if self.masks is None or not self.masks.suffix:
+            return found
+        beside = find_files(self._folder, self.masks.files, Problems(keep=True))
+        masks = {mask.name for mask in beside if mask.path.stem.endswith(self.masks.suffix)}
+        return [image for image in found if image.name not in masks] or found
 
     def _rows(self, found: list[Found], problems: Problems) -> list[_Row]:
         """The images that are used: all, or those the table names."""

@@ -20,6 +20,8 @@ _SCANS = ("T1w", "T2w", "FLAIR", "PDw", "T2starw", "inplaneT1", "inplaneT2", "an
 _LABELS = ("dseg", "mask")
 _OWN = {"space", "desc", "res", "den", "label", "atlas", "seg", "hemi"}
 """Entities that a derivative has of its own; the others say of which scan it is."""
+_SHOWN = ("desc", "label", "atlas", "seg")
+"""Entities that say what a derivative shows."""
 _MISSING = "n/a"
 
 
@@ -49,7 +51,8 @@ def from_bids(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entr
     class; with them only where it was asked for.
 
     Raises:
-        DataError: a scan has several label maps, or no subject has any and there is no participants.tsv.
+        DataError: a scan has several label maps, those of the scans may not show the same, or no subject has any and
+            there is no participants.tsv.
         SiteFileError: what is needed was not answered.
     """
     found = [_parsed(path) for path in sorted(_files(folder))]
@@ -57,7 +60,7 @@ def from_bids(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entr
     scans = [file for file in found if file and file.suffix in _SCANS and not _derived(folder, file.path)]
     told, columns = _participants(folder)
     scans, others = _of_one_contrast(folder, scans)
-    pairs = [(scan, _map_of(scan, maps, scans)) for scan in scans]
+    pairs = _paired(folder, scans, maps)
     by_class = "label" in answers.given or not maps
     if by_class and not columns:
         raise DataError(
@@ -76,7 +79,7 @@ def from_bids(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entr
             item["label"] = shown(label.path, datalist.parent)
         subject = f"sub-{scan.entities['sub']}"
         facts = told.get(subject, {})
-        if column and facts.get(column, _MISSING) == _MISSING:
+        if column and column not in facts:
             continue
         items.append({**facts, **item, "patient": subject})
     left = len(scans) - len(items)
@@ -124,40 +127,66 @@ def _of_one_contrast(folder: Path, scans: Sequence[_File]) -> tuple[list[_File],
     return [scan for scan in scans if scan.suffix == chosen], others
 
 
+def _paired(folder: Path, scans: Sequence[_File], maps: Sequence[_File]) -> list[tuple[_File, _File | None]]:
+    """The scans and their label maps: segmentations (dseg) where any scan has one, else masks. Never both: who lacks a
+    segmentation of lesions has a mask of the brain, whose 1 is something else.
+
+    Raises:
+        DataError: see ``_map_of``; or by their names and folders not all show the same.
+    """
+    pairs: list[tuple[_File, _File | None]] = []
+    for suffix in _LABELS:
+        these = [file for file in maps if file.suffix == suffix]
+        pairs = [(scan, _map_of(scan, these, scans)) for scan in scans]
+        if any(label for _, label in pairs):
+            break
+    labels = [label for _, label in pairs if label]
+    for label in labels:
+        if _what(folder, label) != _what(folder, labels[0]):
+            raise DataError(
+                f"{label.path}: by its name or folder it may show something else than {labels[0].path}; leave the ones "
+                "that count below derivatives, or name a datalist instead"
+            )
+    return pairs
+
+
+def _what(folder: Path, label: _File) -> tuple[str, ...]:
+    """What a label map shows, as far as its name and the data set of derivatives that it is of say so."""
+    _, _, inner = label.path.relative_to(folder).as_posix().partition("derivatives/")
+    return (inner.partition("/")[0], *(label.entities.get(key, "") for key in _SHOWN))
+
+
 def _map_of(scan: _File, maps: Sequence[_File], scans: Sequence[_File]) -> _File | None:
-    """A scan's label map; a segmentation (dseg) counts before a mask, and those on other voxels not at all, nor those
-    of which the name of another of the ``scans`` says no more than theirs does.
+    """A scan's label map of these; those on other voxels do not count, nor those of which the name of another of the
+    ``scans`` says no more than theirs does.
 
     Raises:
         DataError: there are several; or it may as well be another scan's, on whose voxels it need not lie.
     """
     others = [one for one in scans if one.entities["sub"] == scan.entities["sub"] and one is not scan]
-    fitting = [
+    these = [
         file
         for file in maps
         if file.of(scan)
         and file.entities.get("space", scan.suffix) in (scan.suffix, "orig")
         and not any(file.of(one) and len(one.entities) < len(scan.entities) for one in others)
     ]
-    for suffix in _LABELS:
-        these = [file for file in fitting if file.suffix == suffix]
-        if len(these) > 1:
-            raise DataError(
-                f"{scan.path}: it has several label maps, {these[0].path} and {these[1].path}; leave the ones that "
-                "count below derivatives, or name a datalist instead"
-            )
-        if these:
-            if same := [one for one in others if these[0].of(one) and len(one.entities) == len(scan.entities)]:
-                raise DataError(
-                    f"{these[0].path}: its name does not say whether it is the label map of {scan.path.name} or of "
-                    f"{same[0].path.name}; name it as its scan is (with run or ses), or name a datalist instead"
-                )
-            return these[0]
-    return None
+    if len(these) > 1:
+        raise DataError(
+            f"{scan.path}: it has several label maps, {these[0].path} and {these[1].path}; leave the ones that count "
+            "below derivatives, or name a datalist instead"
+        )
+    if these and (same := [one for one in others if these[0].of(one) and len(one.entities) == len(scan.entities)]):
+        raise DataError(
+            f"{these[0].path}: its name does not say whether it is the label map of {scan.path.name} or of "
+            f"{same[0].path.name}; name it as its scan is (with run or ses), or name a datalist instead"
+        )
+    return these[0] if these else None
 
 
 def _participants(folder: Path) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Subject to what participants.tsv says of it, and the names of its columns but the first."""
+    """Subject to what participants.tsv says of it, without what is not known, and the names of its columns but the
+    first."""
     file = folder / "participants.tsv"
     if not file.is_file():
         return {}, []
@@ -180,7 +209,7 @@ def _participants(folder: Path) -> tuple[dict[str, dict[str, str]], list[str]]:
                 else f"expected {len(header)} cells, got {len(row)}"
             )
             raise DataError(f"{file}:{number}: {what}")
-        told[row[0]] = dict(zip(header[1:], row[1:], strict=True))
+        told[row[0]] = {name: cell for name, cell in zip(header[1:], row[1:], strict=True) if cell != _MISSING}
     return told, header[1:]
 
 

@@ -13,6 +13,7 @@ from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry
 from medpfl.data.init.pairing import Layout, eyes, images_and_masks, layouts
 from medpfl.data.init.volumes import LABELS, LOOKED, MARK, label_entries
+from medpfl.data.paths import seen_below, seen_in
 from medpfl.data.pixels import SUFFIXES
 
 _MASKS = 200
@@ -22,7 +23,7 @@ and an image is read quickly."""
 
 def find_images(folder: Path) -> list[Path]:
     """All image files below a folder."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in seen_below(folder) if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
@@ -42,7 +43,7 @@ def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
         return _with_layouts(base, *pair, answers)
     if masks:
         return _with_masks(folder, base, images, masks, answers)
-    listing = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".csv", ".tsv")]
+    listing = [path for path in seen_in(folder) if path.suffix.lower() in (".csv", ".tsv")]
     for table in listing:
         column = _image_column(table, images)
         if column:
@@ -108,7 +109,7 @@ def _values(masks: Sequence[Path]) -> list[int]:
 def _with_masks(
     folder: Path, base: str, images: Sequence[Path], masks: Sequence[Path], answers: Answers
 ) -> list[Entry]:
-    image_folder, mask_folder = _common(folder, images), _common(folder, masks)
+    image_folder, mask_folder = _named(folder, images), _named(folder, masks)
     endings = {match[0] if (match := MARK.search(path.stem)) else "" for path in masks}
     if len(endings) > 1:
         raise DataError(f"{folder}: the masks' names end in several ways: {', '.join(sorted(endings))}")
@@ -121,7 +122,7 @@ def _with_masks(
     return [
         *_start(base, folder, images, image_folder, answers),
         Entry("masks", declared, f"a mask has its image's name{f' and {ending}' if ending else ''}"),
-        _split(eyes([path.stem for path in images]) is not None),
+        _split_by_folder(image_folder, answers) or _split(eyes([path.stem for path in images]) is not None),
     ]
 
 
@@ -177,6 +178,37 @@ def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answ
 
 def _is_mask(inner: Path) -> bool:
     return any(LABELS.fullmatch(part) for part in inner.parts[:-1]) or bool(MARK.search(inner.stem))
+
+
+def _named(folder: Path, paths: Sequence[Path]) -> str:
+    """The folders of all of them, relative, where they differ in braces, so that a mask is found by its image's folder:
+    {split}/images, where the folders are called train, test and the like, or {folder}/images."""
+    parts = [path.parent.relative_to(folder).parts for path in paths]
+    if len({len(part) for part in parts}) > 1:
+        return "**"
+    named, numbered = [], 1
+    for there in zip(*parts, strict=True):
+        if len(set(there)) == 1:
+            named.append(there[0])
+        elif {part.lower() for part in there} <= tables.SPLITS:
+            named.append("{split}")
+        else:
+            named.append("{folder}" if numbered == 1 else f"{{folder_{numbered}}}")
+            numbered += 1
+    return "/".join(named)
+
+
+def _split_by_folder(pattern: str, answers: Answers) -> Entry | None:
+    """``split`` where the pattern of the images' folders says more than one folder."""
+    if "{split}" in pattern:
+        return Entry("split", {"column": "split"}, "the folders say it")
+    if "{folder}" not in pattern:
+        return None
+    question = f"Does the folder in '{pattern}' name the patient? 'folder', or 'none' if every image is another patient"
+    if answers.get("group", question, "folder", ["folder", "none"]) == "none":
+        return _split(False)
+    fixed = {"group": "folder", "seed": 0, "fractions": tables.FRACTIONS}
+    return Entry("split", fixed, "images of one folder stay together, as of one patient")
 
 
 def _common(folder: Path, paths: Sequence[Path]) -> str:

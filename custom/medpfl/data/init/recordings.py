@@ -11,6 +11,7 @@ from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_columns
 from medpfl.data.numbers import has_comma, has_point, with_point
+from medpfl.data.paths import seen_in
 from medpfl.data.patients import PATIENT
 
 TIME = re.compile(
@@ -46,11 +47,11 @@ class _Seen:
 def find_recordings(folder: Path) -> list[Path]:
     """The tables in a folder, or, where there are none, in the folders in it."""
     here = _tables(folder)
-    return here or [file for inner in sorted(folder.iterdir()) if inner.is_dir() for file in _tables(inner)]
+    return here or [file for inner in seen_in(folder) if inner.is_dir() for file in _tables(inner)]
 
 
 def _tables(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in tables.SUFFIXES and path.is_file()]
+    return [path for path in seen_in(folder) if path.suffix.lower() in tables.SUFFIXES and path.is_file()]
 
 
 def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -> list[Entry]:

@@ -4,7 +4,7 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -15,12 +15,16 @@ from pydantic import BaseModel, JsonValue
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, Entry, Value
+from medpfl.data.paths import seen_below
+from medpfl.data.split_file import SPELLINGS
 from medpfl.data.volumes.datalist import other_field
 from medpfl.data.volumes.nifti import SUFFIXES as NIFTI
 from medpfl.data.volumes.nifti import stored_values
 
 LABELS = re.compile(r"(labels?|masks?|segs?|segmentations?|gt|ground.?truth)(tr|ts|s)?", re.IGNORECASE)
 MARK = re.compile(r"[._-]?(label|mask|seg|segmentation|gt)s?$", re.IGNORECASE)
+_TESTS = re.compile(r"(images?|imgs?|scans?)ts", re.IGNORECASE)
+"""Folders of images that nnU-Net and the Decathlon keep apart, for which there may be no label maps."""
 CHANNEL = re.compile(r"_(\d{4})$")  # nnU-Net's channel number
 PATIENT = re.compile(r"(sub-[A-Za-z0-9]+|[A-Za-z]*\d+)(?=[_-])")
 LOOKED = 20  # label maps that are read to find the values
@@ -40,6 +44,7 @@ class Listed(TypedDict):
     image: str | list[str]
     label: str
     patient: NotRequired[str]
+    split: NotRequired[str]
 
 
 def from_datalist(path: Path, shown: str, answers: Answers) -> list[Entry]:
@@ -74,19 +79,25 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
         SiteFileError: what is needed was not answered.
     """
     pairs = find_pairs(folder)
-    patients = _patients(folder, pairs, answers)
+    splits = _splits(folder, pairs)
+    patients = _patients(folder, pairs, answers, behind=bool(splits))
     items: list[Listed] = []
-    for pair, patient in zip(pairs, patients, strict=True):
+    for pair, patient, split in zip(pairs, patients, splits or [""] * len(pairs), strict=True):
         images = [shown(image, datalist.parent) for image in pair.images]
         item: Listed = {"image": images[0] if len(images) == 1 else images, "label": shown(pair.label, datalist.parent)}
         if patient:
             item["patient"] = patient
+        if split:
+            item["split"] = split
         items.append(item)
+    used = {file for pair in pairs for file in (*pair.images, pair.label)}
+    unused = sum(file not in used for file in find_volumes(folder))
+    left = f"; not used: {unused} files of test images without label maps" if unused else ""
     entries = [
         Entry("kind", "volumes"),
-        Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps"),
+        Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps{left}"),
         *labels_in([pair.label for pair in pairs], answers),
-        split_of(any(patients)),
+        Entry("split", {"column": "split"}, "the folders say it") if splits else split_of(any(patients)),
     ]
     return entries, json.dumps({"training": items}, indent=1) + "\n"
 
@@ -118,7 +129,7 @@ def read_datalist(path: Path) -> Datalist | None:
 def find_volumes(folder: Path) -> list[Path]:
     """NIfTI files, and folders that hold DICOM files, below a folder."""
     found: set[Path] = set()
-    for path in folder.rglob("*"):
+    for path in seen_below(folder):
         if path.is_file() and path.name.lower().endswith(NIFTI):
             found.add(path)
         elif path.is_file() and path.parent not in found and is_dicom(path):
@@ -138,7 +149,7 @@ def is_dicom(path: Path) -> bool:
 
 def find_pairs(folder: Path) -> list[Pair]:
     """Images with their label maps: in two folders (images, labels), or side by side (x.nii.gz, x_seg.nii.gz), or a
-    folder a patient.
+    folder a patient. Test images (imagesTs) none of which has a label map are left out.
 
     Raises:
         DataError: an image has no label map, or a label map no image.
@@ -169,6 +180,8 @@ def find_pairs(folder: Path) -> list[Pair]:
                 f"{folder}: the folders hold {' or '.join(map(str, sorted(counts)))} images; expected one number"
             )
         return _of_same_channels([Pair(tuple(sorted(there)), maps[0]) for _, (there, maps) in sorted(beside.items())])
+    for key in _unlabelled(folder, images, labels):
+        del images[key]
     for key in sorted(images):
         if key not in labels:
             raise DataError(
@@ -177,6 +190,12 @@ def find_pairs(folder: Path) -> list[Pair]:
     for key in sorted(set(labels) - set(images)):
         raise DataError(f"{labels[key]}: found no image for this label map")
     return _of_same_channels([Pair(tuple(sorted(images[key])), labels[key]) for key in sorted(images)])
+
+
+def _unlabelled(folder: Path, images: Mapping[str, Sequence[Path]], labels: Mapping[str, Path]) -> list[str]:
+    """Of the images those of a folder of test images without any label map."""
+    tests = [key for key in images if any(map(_TESTS.fullmatch, images[key][0].relative_to(folder).parts[:-1]))]
+    return [] if set(tests) & set(labels) else tests
 
 
 def _of_same_channels(pairs: list[Pair]) -> list[Pair]:
@@ -214,12 +233,27 @@ def _is_side(part: str) -> bool:
     return bool(LABELS.fullmatch(part) or re.fullmatch(r"(images?|imgs?|scans?)(tr|ts)?", part, re.IGNORECASE))
 
 
-def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers) -> list[str]:
+def _splits(folder: Path, pairs: Sequence[Pair]) -> list[str]:
+    """Each pair's split, where the outermost folders are called train, test and the like; empty where they are not."""
+    found = [next(iter(_folders(folder, pair)), "").lower() for pair in pairs]
+    return found if {"train", "test"} <= {SPELLINGS.get(name) for name in found} <= set(SPELLINGS.values()) else []
+
+
+def _folders(folder: Path, pair: Pair) -> list[str]:
+    """The folders in which a pair lies, but those of images and of label maps."""
+    return [part for part in pair.images[0].relative_to(folder).parts[:-1] if not _is_side(part)]
+
+
+def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers, behind: bool = False) -> list[str]:
     """Each pair's patient: its sub-folder, a number at the start of its name, or as answered; "" where each file is
-    another patient."""
+    another patient.
+
+    Args:
+        behind: the outermost folder is that of a split.
+    """
     given = answers.given.get("patient")
     paths = [pair.images[0].relative_to(folder) for pair in pairs]
-    folders = [[part for part in path.parts[:-1] if not _is_side(part)] for path in paths]
+    folders = [_folders(folder, pair)[behind:] for pair in pairs]
     guess = "file"
     if given is None and len({tuple(parts) for parts in folders}) > 1 and all(folders):
         if len({parts[0] for parts in folders}) == len({tuple(parts) for parts in folders}):
@@ -268,7 +302,13 @@ def _values(file: Path) -> NDArray[Any]:
     if file.name.lower().endswith(NIFTI):
         return stored_values(file)
     from medpfl.data.volumes.prepare import read_image
+    from medpfl.data.volumes.structures import structures_of
 
+    if found := structures_of(file):
+        raise DataError(
+            f"{found}: a DICOM segmentation or structure set, for which 'medpfl site init' proposes nothing: write a "
+            "datalist of images and label maps, and declare 'labels' and, where names are to be mapped, 'structures'"
+        )
     return np.unique(read_image(file, finite=False)[0])
 
 

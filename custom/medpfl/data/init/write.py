@@ -12,6 +12,7 @@ from medpfl.core.errors import MedPFLError, SiteFileError
 from medpfl.data.init import arrays, bids, images, recordings, tables, volumes
 from medpfl.data.init.answers import Answers, Entry
 from medpfl.data.init.like import like
+from medpfl.data.paths import seen_in
 from medpfl.data.schema import Schema
 from medpfl.data.site_file import load_site_file
 
@@ -68,7 +69,7 @@ def look(place: Path, base: Path, datalist: Path, answers: Answers) -> tuple[lis
     if images.find_images(place):
         shown = volumes.shown(place, base)
         return images.describe(place, "" if shown == "." else shown, answers), ""
-    files = [path for path in sorted(place.iterdir()) if path.suffix.lower() in (*tables.SUFFIXES, ".npz")]
+    files = [path for path in seen_in(place) if path.suffix.lower() in (*tables.SUFFIXES, ".npz")]
     if len(files) == 1:
         return _look_at_file(files[0], base, answers), ""
     found = recordings.find_recordings(place)

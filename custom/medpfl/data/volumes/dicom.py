@@ -16,6 +16,8 @@ LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """DICOM's x and y point left and back, ours right and to the front."""
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 """SOP classes of segmentations: a bit or a share a segment, and a label map."""
+CONTOURS = "1.2.840.10008.5.1.4.1.1.481.3"
+"""SOP class of an RTSTRUCT."""
 GREY = ("MONOCHROME1", "MONOCHROME2")
 """What a volume's pixels may be; MONAI's reader would take the colours of a slice for three slices, and the numbers of
 a palette's entries for intensities."""

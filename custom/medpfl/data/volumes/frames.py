@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError
-from medpfl.data.volumes.dicom import GREY, LPS, SEGMENTATIONS, check_size, dicom_file
+from medpfl.data.volumes.dicom import CONTOURS, GREY, LPS, SEGMENTATIONS, check_size, dicom_file
 
 SLACK = 0.1
 """Steps between slices may differ by so much of a step, as in a series."""
@@ -24,14 +24,15 @@ def frames_of(path: Path) -> tuple[Path, Any] | None:
     """The multi-frame file that a path means (itself, or the only file of a folder), and its header; else None.
 
     Raises:
-        DataError: it is no DICOM, too large, or a segmentation.
+        DataError: it is no DICOM, too large, or a segmentation or structure set.
     """
     file = dicom_file(path)
     if file is None:
         return None
     header = check_size([file])[0][1]
-    if header.get("SOPClassUID") in SEGMENTATIONS:
-        raise DataError(f"{file}: expected an image, got a DICOM segmentation, which is read as a label map only")
+    if (kind := header.get("SOPClassUID")) in (*SEGMENTATIONS, CONTOURS):
+        found = "structure set" if kind == CONTOURS else "segmentation"
+        raise DataError(f"{file}: expected an image, got a DICOM {found}, which is read as a label map only")
     several = int(header.get("NumberOfFrames") or 1) > 1 or "PerFrameFunctionalGroupsSequence" in header
     return (file, header) if several else None
 

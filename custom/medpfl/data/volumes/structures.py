@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from medpfl.core.errors import DataError, meant, unreadable
 from medpfl.data.volumes.contours import contoured
-from medpfl.data.volumes.dicom import SEGMENTATIONS, check_size, dicom_file
+from medpfl.data.volumes.dicom import CONTOURS, SEGMENTATIONS, check_size, dicom_file
 from medpfl.data.volumes.segments import segmented
-
-CONTOURS = "1.2.840.10008.5.1.4.1.1.481.3"
-"""SOP class of an RTSTRUCT."""
 
 
 @dataclass(frozen=True)
