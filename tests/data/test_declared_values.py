@@ -10,8 +10,10 @@ import yaml
 
 import declared_table
 from medpfl.core.errors import DataError, SiteFileError
+from medpfl.data.declared import canonical
 from medpfl.data.init.answers import as_value
 from medpfl.data.init.tables import is_number
+from medpfl.data.meaning import described
 from medpfl.data.outcome import number
 from medpfl.data.site_file import load_site_file
 from medpfl.data.subgroups import _number
@@ -87,6 +89,26 @@ def test_a_text_with_underscores_is_no_number(tmp_path: Path) -> None:
     assert as_value("1_5") == "1_5" and not is_number("1_5") and _number("1_5") is None and number("days", " 15 ") == 15
     with pytest.raises(ValueError, match="expected a number, got '1_5'"):
         number("days", "1_5")
+
+
+CODES = [900000000000207008, 900000000000207009, 900000000000207010]
+"""As SNOMED CT has them: more digits than a double holds."""
+
+
+def test_codes_of_many_digits_are_not_each_other(tmp_path: Path) -> None:
+    """Of the declared code and others near it one category was made, and one class, in silence."""
+    frame = FRAME.assign(cp=CODES * 2)
+    data = read(tmp_path, frame, features={"age": "number", "cp": CODES})
+    assert data.raw[:3, 1:].tolist() == [[0, 0], [1, 0], [0, 1]]
+    label = {"column": "cp", "classes": {"no": [CODES[0]], "yes": [f"{CODES[1]}.0", f"0{CODES[2]}"]}}
+    data = read(tmp_path, frame, features={"age": "number"}, label=label)
+    assert data.targets.tolist() == [0, 1, 1, 0, 1, 1]
+    with pytest.raises(DataError, match=f"'{CODES[1]}' is not among the declared values"):
+        read(tmp_path, frame, features={"age": "number", "cp": [CODES[0], CODES[2]]})
+    assert len(set(map(_canonical, CODES))) == 3 and _canonical(f"{CODES[0]}.0") == _canonical(CODES[0])
+    assert [as_value(str(code)) for code in CODES] == CODES and as_value("007.0") == 7
+    assert canonical("1e20") == canonical(10**20) == canonical(1e20) == _canonical("1e20") == _canonical(10**20)
+    assert len({described("cp", CODES[:2]), described("cp", CODES[1:])}) == 2
 
 
 @pytest.mark.parametrize("quoted", [False, True])

@@ -342,6 +342,14 @@ def test_an_event_counts_as_censoring_was_just_before_it() -> None:
         assert found["brier_1"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_nobody_is_seen_beyond_a_horizon_at_which_all_were_last_seen() -> None:
+    """In single precision, in which times are held, 0.6 is a little more than the job's 0.6."""
+    for last in (0.5, 0.6, 0.7):
+        task: Task = Survival(dataset="d", horizons=(0.2, last), more_metrics=("brier_1",)).after_fit((0.9, 0.8))
+        found = task.evaluate(torch.zeros(4), samples([[0.1, 1], [0.3, 1], [last, 0], [last, 0]]))
+        assert math.isnan(found.metrics["brier_1"])
+
+
 def test_a_network_is_named_as_elsewhere() -> None:
     images = Regression(dataset="d", size=(16, 16), architecture=ResNet(width=2, depth=10), flips=(1,))
     assert images.spec.size == (16, 16) and not images.augments

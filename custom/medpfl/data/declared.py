@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, field_validator, model_validator
 
 from medpfl.core.errors import DataError
+from medpfl.data.numbers import beyond_double
 
 SPLITS = ("train", "validation", "test")
 
@@ -97,13 +98,16 @@ class SplitRule(Strict):
 
 
 def canonical(value: str | float) -> str:
-    """One text for each value of a column: "3", "3.0" and 3 are the same, and both forms of an accented letter."""
+    """One text for each value of a column: "3", "3.0" and 3 are the same, and both forms of an accented letter. Codes
+    of many digits are no others but themselves."""
     if isinstance(value, str) and "_" in value:  # of which Python would make a number, 15 of 1_5
         return composed(value)
     try:
-        return repr(float(value))
+        number = float(value)
     except ValueError:
         return composed(str(value))
+    whole = beyond_double(value, number)
+    return repr(number) if whole is None else str(whole)
 
 
 def composed(text: str) -> str:

@@ -85,6 +85,21 @@ def as_number(text: str) -> float | None:
         return None
 
 
+_WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
+_EXACT = 2.0**53
+"""From here on a double holds not every whole number: codes such as those of SNOMED CT have up to 18 digits."""
+
+
+def beyond_double(value: str | float, number: float) -> int | None:
+    """The whole number that a value is, all digits of it, where ``number``, the double of it, may be another one's too.
+    None where that is exact."""
+    if not _EXACT <= abs(number) < math.inf:
+        return None
+    if isinstance(value, str) and (whole := _WHOLE.fullmatch(value.strip())):
+        return int(whole[1])
+    return value if isinstance(value, int) else int(number)
+
+
 def shown(cell: object) -> str:
     """A cell as the file has it."""
     return str(cell).removesuffix(_REFUSED)

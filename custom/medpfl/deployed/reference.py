@@ -163,13 +163,17 @@ def _pixels(path: Path, channels: int) -> Array:
 
 
 def _canonical(value: object) -> str:
-    """ "3", "3.0" and 3 are the same; 1_5, of which Python would make 15, is no number."""
-    if "_" in str(value):
-        return str(value)
+    """ "3", "3.0" and 3 are the same; 1_5, of which Python would make 15, is no number; of codes with more digits than
+    a double holds all count."""
+    text = str(value)
     try:
-        return repr(float(str(value)))
+        number = float("none" if "_" in text else text)
     except ValueError:
-        return str(value)
+        return text
+    if not 2**53 <= abs(number) < float("inf"):
+        return repr(number)
+    whole = re.fullmatch(r"([+-]?[0-9]+)(\.0*)?", text.strip())
+    return str(int(whole[1] if whole else number))
 
 
 def _with_point(cell: str, number: bool) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medpfl.core.errors import SiteFileError
-from medpfl.data.numbers import as_number
+from medpfl.data.numbers import as_number, beyond_double
 from medpfl.data.schema import Schema
 
 Value = str | int | float
@@ -113,6 +113,8 @@ def as_value(text: str) -> Value:
     number = as_number(text)
     if number is None or not math.isfinite(number):
         return text
+    if (whole := beyond_double(text, number)) is not None:
+        return whole
     return int(number) if number.is_integer() else number
 
 

@@ -15,7 +15,7 @@ from medpfl.core.extras import require
 from medpfl.data.cells import not_utf8
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
-from medpfl.data.numbers import as_number, has_comma, has_point, like_thousands, with_point
+from medpfl.data.numbers import as_number, beyond_double, has_comma, has_point, like_thousands, with_point
 from medpfl.data.parquet import bounded_pieces, cell_text, check_parquet, opened_parquet
 from medpfl.data.patients import PATIENT
 
@@ -47,10 +47,10 @@ CLASSES = 20  # different values of a column that can be predicted
 def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> list[Entry]:
     """The dataset's entries.
 
-    Rule: a column whose known cells are all numbers is a number; one with at most 20 different texts is a list of
-    categories; a patient's identifier groups rows; a column to predict of more than 20 different numbers is a number to
-    predict, any other one classes; any other column is left out, and one that is mostly missing, or
-    whose name says that it is known only with the outcome.
+    Rule: a column whose known cells are all numbers, and no codes of many digits, is a number; one with at most 20
+    different texts is a list of categories; a patient's identifier groups rows; a column to predict of more than 20
+    different numbers is a number to predict, any other one classes; any other column is left out, and one that is
+    mostly missing, or whose name says that it is known only with the outcome.
 
     Raises:
         DataError: the files are no tables.
@@ -257,6 +257,11 @@ def is_number(text: str) -> bool:
     return number is not None and math.isfinite(number)
 
 
+def _is_code(text: str) -> bool:
+    """Whether it has more digits than numbers are computed with."""
+    return beyond_double(text, as_number(text) or 0.0) is not None
+
+
 def _no_numbers(cells: Iterable[str]) -> list[str]:
     return [cell for cell in cells if not is_number(cell)]
 
@@ -327,7 +332,7 @@ def _features(
             left.append(f"{column} (missing in {rows - len(cells)} of {rows} rows)")
         elif signed := grouped[column]:
             left.append(f"{column} (is '{signed[0]}' a thousand? Then write such numbers without the sign)")
-        elif cells and column not in texts and all(is_number(cell) for cell in cells):
+        elif cells and column not in texts and all(is_number(cell) and not _is_code(cell) for cell in cells):
             features[column] = "number"  # of one value here, too: other hospitals may have others
         elif len(different) < 2:
             left.append(f"{column} (one value only: declare the categories that other hospitals have)")

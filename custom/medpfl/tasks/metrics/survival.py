@@ -87,7 +87,8 @@ class _Brier(Metric):
         """torchsurv's ``BrierScore``, computed; None where it is not defined."""
         time, event = samples.targets[:].unbind(dim=1)
         horizons = torch.tensor(self.horizons, dtype=time.dtype)
-        known = bool((event > 0).any()) and bool(decisions.isfinite().all()) and float(time.max()) > self.horizons[-1]
+        beyond = bool(time.max() > horizons[-1])  # both in single precision, in which 0.6 is more than 0.6
+        known = bool((event > 0).any()) and bool(decisions.isfinite().all()) and beyond
         if not self.baseline or not known:
             return None
         from torchsurv.metrics.brier_score import BrierScore
