@@ -54,9 +54,9 @@ def gain_of(values: NDArray[np.float64]) -> tuple[float, float]:
         name: {(None, seed): {"anna": {"test": sheet((right * one).tolist())}} for seed, one in enumerate(values)}
         for name, right in (("Local", 0), ("Good", 1))
     }
-    rows, pairs = Rows(sheets, ["anna"], Measure(), "Local", None, anna), list(sheets["Good"])
+    rows = Rows(sheets, ["anna"], Measure(), "Local", None, anna)
     mean = paired_gain(values.mean(axis=1).tolist(), [0.0] * len(values))
-    gain, by_site = rows.certain(list(sheets["Good"].values()), pairs, mean, {"anna": mean})
+    gain, by_site = rows.certain("Good", "Local", mean, {"anna": mean})
     assert gain.interval is not None and gain.interval == by_site["anna"].interval
     return gain.interval
 
@@ -138,8 +138,7 @@ def test_patients_that_would_show_a_gain_follow_from_the_error_of_splits() -> No
         for name, of_splits in (("Local", [0.0, 0.0]), ("Good", values))
     }
     rows = Rows(sheets, ["anna"], Measure(), "Local", {"anna": ratio}, anna)
-    pairs = list(sheets["Good"])
-    gain, by_site = rows.certain(list(sheets["Good"].values()), pairs, mean, {"anna": mean})
+    gain, by_site = rows.certain("Good", "Local", mean, {"anna": mean})
     for found in (gain, by_site["anna"]):
         assert found.interval == corrected(values, ratio)
         assert found.needed is not None and found.needed.times == pytest.approx((2.801585 * error / 0.2) ** 2, abs=0.01)
@@ -154,9 +153,7 @@ def test_a_hospital_without_an_interval_leaves_the_mean_none() -> None:
         }
         rows = Rows(sheets, ["anna", "berta"], Measure(), "Local", None, lambda pairs: np.ones((len(pairs), 2), bool))
         mean = paired_gain([0.1], [0.0])
-        gain, by_site = rows.certain(
-            list(sheets["Good"].values()), [(None, 0)], mean, dict.fromkeys(("anna", "berta"), mean)
-        )
+        gain, by_site = rows.certain("Good", "Local", mean, dict.fromkeys(("anna", "berta"), mean))
         assert [(found.interval is None) for found in (gain, *by_site.values())] == [patients == 1] * 3
 
 
@@ -225,7 +222,7 @@ def test_a_mean_is_no_surer_than_its_hospitals(patients: list[int]) -> None:
     }
     every = np.ones((1, len(patients)), dtype=bool)
     rows = Rows(sheets, list(values), Measure(), "Local", None, lambda pairs: every)
-    gain, _ = rows.certain(list(sheets["Good"].values()), [(None, 0)], paired_gain([0.1], [0.0]), {})
+    gain, _ = rows.certain("Good", "Local", paired_gain([0.1], [0.0]), {})
     errors = np.array([found.var(ddof=1) / len(found) for found in values.values()])
     freedom = errors.sum() ** 2 / (errors**2 / (np.array(patients) - 1)).sum()
     reach = t.ppf(0.975, freedom) * np.sqrt(errors.sum()) / len(patients)
@@ -256,7 +253,7 @@ def test_seeds_of_a_split_are_no_further_splits() -> None:
     }
     rows = Rows(sheets, ["anna"], Measure(), "Local", {"anna": ratio}, anna)
     mean = paired_gain(np.repeat(values, 5).tolist(), [0.0] * 10)
-    gain, by_site = rows.certain(list(sheets["Good"].values()), list(sheets["Good"]), mean, {"anna": mean})
+    gain, by_site = rows.certain("Good", "Local", mean, {"anna": mean})
     error = np.sqrt((1 / 2 + ratio) * np.var(values, ddof=1))
     for found in (gain, by_site["anna"]):
         assert found.interval == corrected(values, ratio)
@@ -273,8 +270,9 @@ def test_splits_with_unequal_numbers_of_runs_leave_no_interval() -> None:
     }
     mean = paired_gain([value for *_, value in runs], [0.0] * 3)
     for pairs, known in ((list(sheets["Good"]), False), ([(0, 0), (1, 1)], True)):
-        rows = Rows(sheets, ["anna"], Measure(), "Local", {"anna": 0.25}, anna)
-        gain, by_site = rows.certain([sheets["Good"][pair] for pair in pairs], pairs, mean, {"anna": mean})
+        mine = {**sheets, "Good": {pair: sheets["Good"][pair] for pair in pairs}}
+        rows = Rows(mine, ["anna"], Measure(), "Local", {"anna": 0.25}, anna)
+        gain, by_site = rows.certain("Good", "Local", mean, {"anna": mean})
         assert [found.interval is not None for found in (gain, by_site["anna"])] == [known, known]
 
 
@@ -335,8 +333,8 @@ def test_hospitals_choose_run_by_run() -> None:
     assert row is not None and row.picks == {"anna": {"Good": 1, "Local": 1}} and not row.below
     assert row.gain.mean == pytest.approx(0.25, abs=0.02)
     assert rows.choose("Other", ["Good"]) is not None
-    worse, mean = [run(0, -0.5), run(1, -0.48)], paired_gain([-0.5, -0.48], [0, 0])
-    gain, by_site = rows.certain(worse, [(None, 0), (None, 1)], mean, {})
+    sheets["Worse"] = {(None, seed): run(seed, gain) for seed, gain in enumerate([-0.5, -0.48])}
+    gain, by_site = rows.certain("Worse", "Local", paired_gain([-0.5, -0.48], [0, 0]), {})
     assert gain.interval is not None and gain.interval[1] < 0 and not by_site
 
 

@@ -112,10 +112,12 @@ class ComparisonResult:
     @cached_property
     def leaderboard(self) -> pd.DataFrame:
         """Rows: methods, the best mean first. The test score of the best round, mean of the hospitals: its mean and
-        deviation over the runs, the gain over local training with its p-value and 95 % interval (None: not known)."""
+        deviation over the runs, the gain over local training with its p-value and 95 % interval, and how far the row is
+        from the first, with its 95 % interval (None: not known, or it is the first)."""
         rows = []
         for row in self.content.rows:
             gain, interval = row.gain, row.gain.interval if row.gain else None
+            apart = row.to_first.interval if row.to_first else None
             rows.append(
                 {
                     "method": row.name,
@@ -125,6 +127,9 @@ class ComparisonResult:
                     "p": gain.p if gain else None,
                     "low": interval[0] if interval else None,
                     "high": interval[1] if interval else None,
+                    "to_first": row.to_first.mean if row.to_first else None,
+                    "to_first_low": apart[0] if apart else None,
+                    "to_first_high": apart[1] if apart else None,
                 }
             )
         better = self.content.measure.direction == "lower"

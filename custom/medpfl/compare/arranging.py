@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from medpfl.compare.results import Gain, Results, Row
+from medpfl.tasks.metrics.measure import Measure
 
 Orders = list[tuple[str, list[Row]]]
 """What the rows are sorted by, and the rows."""
@@ -12,7 +13,12 @@ Orders = list[tuple[str, list[Row]]]
 
 def ranked(content: Results) -> list[Row]:
     """The rows, best mean first."""
-    return _sorted(content.rows, lambda row: content.measure.rank(row.best.mean))
+    return in_order(content.rows, content.measure)
+
+
+def in_order(rows: Sequence[Row], measure: Measure) -> list[Row]:
+    """Likewise, of rows alone."""
+    return _sorted(rows, lambda row: measure.rank(row.best.mean))
 
 
 def collapsed(rows: Sequence[Row]) -> tuple[list[Row], dict[str, list[str]]]:

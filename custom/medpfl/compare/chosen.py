@@ -3,7 +3,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -39,16 +40,35 @@ class Rows:
     local: str
     ratio: Mapping[str, float] | None
     counted: Callable[[Sequence[Pair]], NDArray[np.bool_]]
+    _draws: dict[tuple[str, tuple[Pair, ...], str], NDArray[np.float64]] = field(default_factory=dict, init=False)
 
-    def certain(
-        self, mine: Sequence[Sheets], pairs: Sequence[Pair], mean: Gain, hospitals: Mapping[str, Gain]
+    def certain(self, name: str, other: str, mean: Gain, hospitals: Mapping[str, Gain]) -> tuple[Gain, dict[str, Gain]]:
+        """The gains of a row over another one with intervals: the mean of the hospitals' and each one's."""
+        pairs = [pair for pair in self.sheets[name] if pair in self.sheets[other]]
+        mine = [self.sheets[name][pair] for pair in pairs]
+        return self._certain(mine, partial(self._drawn, name, pairs), other, pairs, mean, hospitals)
+
+    def _drawn(self, name: str, pairs: Sequence[Pair], site: str) -> NDArray[np.float64]:
+        """A row's draws at a hospital (``intervals.resampled``), made once: it is set beside several others."""
+        key = (name, tuple(pairs), site)
+        if key not in self._draws:
+            self._draws[key] = intervals.resampled([self.sheets[name][pair][site]["test"] for pair in pairs], site)
+        return self._draws[key]
+
+    def _certain(
+        self,
+        mine: Sequence[Sheets],
+        drawn: Callable[[str], NDArray[np.float64]],
+        other: str,
+        pairs: Sequence[Pair],
+        mean: Gain,
+        hospitals: Mapping[str, Gain],
     ) -> tuple[Gain, dict[str, Gain]]:
-        """The gains of some runs over local training with intervals: the mean of the hospitals' and each one's."""
-        alone = [self.sheets[self.local][pair] for pair in pairs]
+        theirs = [self.sheets[other][pair] for pair in pairs]
         if self.ratio is not None:
             table = np.array([
-                [self.measure.gain(one[site]["test"].score, other[site]["test"].score) for site in self.sites]
-                for one, other in zip(mine, alone, strict=True)
+                [self.measure.gain(one[site]["test"].score, two[site]["test"].score) for site in self.sites]
+                for one, two in zip(mine, theirs, strict=True)
             ])  # fmt: skip
             ratio, splits = self.ratio, [split for split, _ in pairs]
             means = intervals.by_split(aggregate.of_hospitals(table, self.counted(pairs)), splits)
@@ -61,8 +81,8 @@ class Rows:
         else:
             draws = {}
             for site in self.sites:
-                one, other = (intervals.resampled([run[site]["test"] for run in runs], site) for runs in (mine, alone))
-                draws[site] = one - other if self.measure.direction == "higher" else other - one
+                one, two = drawn(site), self._drawn(other, pairs, site)
+                draws[site] = one - two if self.measure.direction == "higher" else two - one
             of = {site: mine[0][site]["test"].patients for site in self.sites}
             # Of a single patient nothing varies, as if it were sure.
             each = {
@@ -105,7 +125,14 @@ class Rows:
         if mean is None:
             return None
         gains = {site: gain for site, gain in each.items() if gain is not None}
-        mean, hospitals = self.certain(taken, pairs, mean, gains)
+        mean, hospitals = self._certain(
+            taken,
+            lambda site: intervals.resampled([run[site]["test"] for run in taken], site),
+            self.local,
+            pairs,
+            mean,
+            gains,
+        )
         return ChosenRow(
             name=name,
             score=aggregate.stat(means),

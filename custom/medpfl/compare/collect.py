@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import medpfl
-from medpfl.compare import aggregate, chosen
+from medpfl.compare import aggregate, chosen, gains
 from medpfl.compare.counted import Counted, Pair
 from medpfl.compare.entries import Entry
 from medpfl.compare.file import FEDAVG, LOCAL, POOLED, REFERENCES, swept_name
@@ -22,6 +22,7 @@ from medpfl.compare.plan import Plan
 from medpfl.compare.results import (
     ChosenRow,
     FailedRun,
+    Gain,
     HospitalRow,
     Made,
     Mixing,
@@ -96,6 +97,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
     if target is None and local and local.curves:
         target = float(np.mean([plan.task.measure.best(v for v in curve if v is not None) for curve in local.curves]))
     pairs = len(plan.file.seeds) * len(plan.splits)
+    told = [gains.certain(_summary(name, row, local, target, plan, counted), held) for name, row in rows.items()]
     content = Results(
         comparison=plan.file.name,
         file=plan.file,
@@ -116,7 +118,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
         smallest_p=smallest_p(pairs),
         target=target,
         tuning=plan.found or None,
-        rows=[_certain(_summary(name, row, local, target, plan, counted), held) for name, row in rows.items()],
+        rows=gains.with_distances(told, rows, held, partial(counted.of, score), plan.task.measure),
         sweeps=_sweeps(plan),
         unseen=_unseen(left_out, plan),
         chosen=_chosen(found, held),
@@ -155,21 +157,6 @@ def _held(found: list[tuple[Run, TrainedRun]], plan: Plan, results: Path, counte
         }
     counts = partial(counted.of, plan.task.score)
     return chosen.Rows(sheets, plan.hospitals, plan.task.measure, LOCAL, ratio, counts)
-
-
-def _certain(row: Row, held: chosen.Rows | None) -> Row:
-    """The row with intervals of its gains, where they are known."""
-    if held is None or row.gain is None or row.name not in held.sheets:
-        return row
-    pairs = [pair for pair in held.sheets[row.name] if pair in held.sheets[LOCAL]]
-    mine = [held.sheets[row.name][pair] for pair in pairs]
-    gains = {site: each.gain for site, each in row.hospitals.items() if each.gain is not None}
-    gain, certain = held.certain(mine, pairs, row.gain, gains)
-    hospitals = {
-        site: each.model_copy(update={"gain": certain[site]}) if site in certain else each
-        for site, each in row.hospitals.items()
-    }
-    return row.model_copy(update={"gain": gain, "hospitals": hospitals})
 
 
 def _chosen(found: list[tuple[Run, TrainedRun]], held: chosen.Rows | None) -> list[ChosenRow]:
@@ -290,17 +277,13 @@ def _summary(name: str, row: _Runs, local: _Runs | None, target: float | None, p
     sites = plan.hospitals
     best, last, measure = np.array(row.best), np.array(row.last), plan.task.measure
     counts = counted.of(plan.task.score, row.pairs)
-    gain, gains = None, dict.fromkeys(sites) if local is None or name == LOCAL else {}
+    gain: Gain | None = None
+    of_site: dict[str, Gain | None] = dict.fromkeys(sites)
     if local is not None and name != LOCAL:
-        shared = [pair for pair in row.pairs if pair in local.pairs]
-        mine = best[[row.pairs.index(pair) for pair in shared]]
-        alone = np.array(local.best)[[local.pairs.index(pair) for pair in shared]]
-        both = counted.of(plan.task.score, shared)
-        means = aggregate.of_hospitals(mine, both), aggregate.of_hospitals(alone, both)
-        gain = aggregate.gain(*means, aggregate.any_counts(both), measure)
-        gains = {site: aggregate.gain(mine[:, k], alone[:, k], both[:, k], measure) for k, site in enumerate(sites)}
+        gain, each = gains.between(row, local, partial(counted.of, plan.task.score), measure)
+        of_site = dict(zip(sites, each, strict=True))
     hospitals = {
-        site: HospitalRow(best=aggregate.stat(best[:, k]), last=aggregate.stat(last[:, k]), gain=gains[site])
+        site: HospitalRow(best=aggregate.stat(best[:, k]), last=aggregate.stat(last[:, k]), gain=of_site[site])
         for k, site in enumerate(sites)
     }
     first = row.runs[0]

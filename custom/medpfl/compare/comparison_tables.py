@@ -10,6 +10,7 @@ from rich.console import Console
 from medpfl.compare.arranging import ranked
 from medpfl.compare.constant import ALWAYS, always, always_mean, beside, warnings
 from medpfl.compare.file import LOCAL, Range
+from medpfl.compare.level import level_text
 from medpfl.compare.results import Gain, MetricStat, Results, Row, Stat
 from medpfl.compare.runs import values_text
 from medpfl.core.errors import counted
@@ -55,7 +56,9 @@ def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
     """Headings and rows."""
     others, d = beside(content), content.decimals(content.score)
     names = [content.label(name) for name in others]
-    head = ["method", "best round", *names, "last round", "gain over Local", "worst-off hospital"]
+    apart = any(row.to_first for row in content.rows)
+    compared = ["gain over Local", *(["to the first"] if apart else [])]
+    head = ["method", "best round", *names, "last round", *compared, "worst-off hospital"]
     told = any(row.scored for row in content.rows)
     rows = []
     for row in ranked(content):
@@ -63,9 +66,9 @@ def leaderboard(content: Results) -> tuple[list[str], list[list[str]]]:
         worst = f"{row.worst.hospital} {row.worst.score:.{d}f}" if row.worst else "n/a"
         more = [score_text(row.metrics.get(name), content.decimals(name)) for name in others]
         scored = [row.scored or ""] if told else []
-        best, gain = score_text(row.best, d), gain_text(row.gain, d)
+        found = [gain_text(row.gain, d), *([gain_text(row.to_first, d)] if apart else [])]
         name = _with_runs(row.name, len(row.pairs), content)
-        rows.append([name, best, *more, last, gain, worst, *scored])
+        rows.append([name, score_text(row.best, d), *more, last, *found, worst, *scored])
     always_same = [[*line, *([""] if told else [])] for line in majority(content)]
     return [*head, *(["scored after"] if told else [])], rows + always_same
 
@@ -82,7 +85,8 @@ def majority(content: Results) -> list[list[str]]:
         return []
     worst = min(each, key=lambda site: each[site][content.score])
     shown = [means.get(name, "n/a") for name in (content.score, *beside(content))]
-    return [[ALWAYS, *shown, "–", "", f"{worst} {each[worst][content.score]:.3f}"]]
+    apart = [""] if any(row.to_first for row in content.rows) else []
+    return [[ALWAYS, *shown, "–", "", *apart, f"{worst} {each[worst][content.score]:.3f}"]]
 
 
 def gains(content: Results) -> tuple[list[str], list[list[str]]]:
@@ -271,7 +275,7 @@ def print_comparison(content: Results, folder: Path, console: Console) -> None:
         tables.append(("Tested at a hospital that took no part", unseen(content)))
     for heading, (head, rows) in tables:
         print_table(console, heading, head, [[_in_two_lines(cell) for cell in row] for row in rows])
-    for text in warnings(content):
+    for text in filter(None, [level_text(content), *warnings(content)]):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"p: {content.test}; smallest possible p: {content.smallest_p:.3g}")
     for failure in content.failures:
@@ -320,7 +324,7 @@ def markdown(content: Results) -> str:
         parts.insert(
             0, "Not in these tables:\n\n" + "\n".join(f"- {one.run}: {one.reason}" for one in content.failures)
         )
-    text = "\n\n".join([*warnings(content), *parts])
+    text = "\n\n".join(filter(None, [level_text(content), *warnings(content), *parts]))
     return f"# {content.comparison}\n\n{_caption(content)}\n\n{text}\n"
 
 
@@ -354,7 +358,16 @@ def interval_note(content: Results) -> str:
     return (
         f"In brackets: 95 % intervals of the gain {how}. Seeds that would show a gain: the fewest with which a paired "
         "t-test of this mean and deviation has the power, by the noncentral t; patients: n' / n = "
-        "((1.96 + 0.84) s / gain)², s the gain's standard error. "
+        f"((1.96 + 0.84) s / gain)², s the gain's standard error. {_first_note(content)}"
+    )
+
+
+def _first_note(content: Results) -> str:
+    if not any(row.to_first for row in content.rows):
+        return ""
+    return (
+        "To the first: how far a row is from the one with the best mean, whose lead is a little too large, as this "
+        "test picked it. "
     )
 
 

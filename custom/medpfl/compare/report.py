@@ -15,6 +15,7 @@ from medpfl.compare.arranging import ranked
 from medpfl.compare.comparison_tables import bytes_text, p_text
 from medpfl.compare.examples import Example
 from medpfl.compare.file import POOLED
+from medpfl.compare.level import level_text
 from medpfl.compare.results import Made, Results, Row
 from medpfl.compare.sheets import sheets
 from medpfl.core.extras import require
@@ -93,6 +94,8 @@ def _page(content: Results, examples: list[Example] | None) -> tuple[str, dict[s
         majority=comparison_tables.majority(content),
         always=constant.always(content),
         warnings=constant.warnings(content),
+        apart=any(row.to_first for row in rows),
+        level=level_text(content),
         unseen=comparison_tables.unseen(content) if content.unseen else None,
         searches=comparison_tables.searches(content),
         chosen=comparison_tables.chosen(content),
@@ -165,8 +168,8 @@ def _losses(rows: list[Row], sites: list[str]) -> dict[str, int]:
 
 def _tests(rows: Sequence[Row]) -> int:
     """How many p the tables of gains show."""
-    gains = [gain for row in rows for gain in (row.gain, *(one.gain for one in row.hospitals.values())) if gain]
-    return sum(gain.shown_p is not None for gain in gains)
+    of_rows = [(row.gain, row.to_first, *(one.gain for one in row.hospitals.values())) for row in rows]
+    return sum(gain is not None and gain.shown_p is not None for gains in of_rows for gain in gains)
 
 
 def _shades(matrix: list[list[float | None]], measure: Measure, decimals: int) -> list[list[tuple[str, float]]]:

@@ -157,6 +157,8 @@ class Row(Typed):
         metrics: of the best round, each hospital's model on its own cases; ``together``: on all hospitals'.
         curve: mean of ``curves`` by round, of the runs that have a score there.
         cross: row: whose model; column: whose test data; mean over the runs.
+        to_first: how far it is from the first row, the one with the best mean that hospitals can have (not Pooled's),
+            below 0 where it is worse; None: it is the first itself, or that is not known, as in files of before.
         scored: after what its models were evaluated, the mixing or local steps; None: not known.
         one_answer: hospital to the number of runs in which the model gives all its test cases the same class.
         privacy: hospital to what its noise has cost in the run where that is most; empty without noise.
@@ -172,6 +174,7 @@ class Row(Typed):
     metrics: dict[str, MetricStat]
     together: dict[str, MetricStat]
     gain: Gain | None
+    to_first: Gain | None = Field(default=None, exclude_if=lambda found: found is None)
     hospitals: dict[str, HospitalRow]
     worst: Worst | None
     curve: list[float | None]

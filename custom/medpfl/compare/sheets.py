@@ -8,6 +8,7 @@ from medpfl.compare.results import Gain, Results, Row, Stat
 from medpfl.results.spreadsheet import Cell, Spreadsheet
 
 GAIN = ("gain over local", "gain 95 % from", "gain 95 % to", "p")
+TO_FIRST = ("to the first", "to the first 95 % from", "to the first 95 % to", "p to the first")
 EVERYWHERE = "all hospitals' cases together"
 
 
@@ -19,7 +20,7 @@ def sheets(content: Results) -> list[Spreadsheet]:
     return [
         Spreadsheet(
             "leaderboard",
-            ["method", *means, "worst-off hospital", "its score", "scored after"],
+            ["method", *means, *TO_FIRST, "worst-off hospital", "its score", "scored after"],
             [_leader(row) for row in rows],
         ),
         Spreadsheet("hospitals", ["method", "hospital", *means], [line for row in rows for line in _hospitals(row)]),
@@ -34,7 +35,7 @@ def sheets(content: Results) -> list[Spreadsheet]:
 
 def _leader(row: Row) -> list[Cell]:
     worst: tuple[Cell, Cell] = (row.worst.hospital, row.worst.score) if row.worst else (None, None)
-    return [row.name, *_stat(row.best), *_stat(row.last), *_gain(row.gain), *worst, row.scored]
+    return [row.name, *_stat(row.best), *_stat(row.last), *_gain(row.gain), *_gain(row.to_first), *worst, row.scored]
 
 
 def _hospitals(row: Row) -> Iterator[list[Cell]]:
