@@ -53,15 +53,38 @@ def measure(studies: list[str], runs: Path) -> dict[str, Any]:
 
 def _measured(study: str, folder: Path) -> dict[str, Any]:
     said = load_yaml(STORED / f"compare-{study}.yaml")
-    said |= {"name": f"auto-{study}", "pooled": False, "methods": {"Auto": {"path": "medpfl.methods.auto.Auto"}}}
+    name = _best(study).name
+    rival = {method: entry for method, entry in said["methods"].items() if name in (method, f"{method} (generic)")}
+    methods = {**rival, "Auto": {"path": "medpfl.methods.auto.Auto"}}
+    said |= {"name": f"auto-{study}", "pooled": False, "methods": methods}
     return beside_stored(study, api.compare(said, None, folder, 1).content)
 
 
+def _rivals(study: str) -> list[Row]:
+    rows, apart = _stored(study)
+    return [row for row in rows if not row.name.startswith(apart) and row.best.mean is not None]
+
+
+def _best(study: str) -> Row:
+    """The stored row with the best mean of those that Auto is compared with."""
+    return max(_rivals(study), key=lambda row: row.best.mean or 0.0)
+
+
+def together(rows: dict[str, Row], other: str) -> list[float] | None:
+    """Auto's distance to another row of the same comparison, with its interval from patients and seeds: where one of
+    the two is the comparison's first row, from which all distances are told; else None."""
+    if (found := _gain(rows["Auto"].to_first)) and rows[other].to_first is None:
+        return found
+    theirs = _gain(rows[other].to_first)
+    if theirs is None or rows["Auto"].to_first is not None:
+        return None
+    mean, low, high = theirs
+    return [-mean, -high, -low]
+
+
 def beside_stored(study: str, content: Results) -> dict[str, Any]:
-    """What the table needs of a comparison of Auto and the references, and of the study's stored one."""
-    before, apart = _stored(study)
-    rivals = [row for row in before if not row.name.startswith(apart) and row.best.mean is not None]
-    best = max(rivals, key=lambda row: row.best.mean or 0.0)
+    """What the table needs of a comparison of Auto, the references and the best stored row, and of the stored one."""
+    best = _best(study)
     rows = {row.name: row for row in content.rows}
     auto = rows["Auto"]
     hospitals = {site: _gain(one.gain) for site, one in auto.hospitals.items()}
@@ -72,9 +95,10 @@ def beside_stored(study: str, content: Results) -> dict[str, Any]:
         "auto": _values(auto),
         "gain": _gain(auto.gain),
         "hospitals": hospitals,
-        "rivals": len(rivals),
+        "rivals": len(_rivals(study)),
         "best": best.name,
         "best_values": _values(best),
+        "together": together(rows, best.name),
     }
 
 
@@ -166,9 +190,7 @@ def table_of(results: dict[str, Any]) -> str:
     """A row a study; means and standard deviations over its seeds. Then a row a method: how far it is from the best."""
     rows = []
     for study, found in results["studies"].items():
-        stored, apart = _stored(study)
-        rivals = [row for row in stored if not row.name.startswith(apart) and None not in row.best.values]
-        mean, low, high = found["gain"]
+        rivals = [row for row in _rivals(study) if None not in row.best.values]
         below = [site for site, one in found["hospitals"].items() if one[2] < 0]
         rows.append(
             [
@@ -177,18 +199,24 @@ def table_of(results: dict[str, Any]) -> str:
                 *(_shown(found["references"][name]) for name in REFERENCES),
                 f"{found['best']} {_shown(found['best_values'])}",
                 f"**{_shown(found['auto'])}**",
-                f"{mean:+.3f} [{low:.3f}, {high:.3f}]",
+                _with_interval(found["gain"]),
                 ", ".join(below) or "none",
                 _apart(found["auto"], found["best_values"]),
+                _with_interval(found["together"]) if found.get("together") else "–",
                 _apart(found["auto"], taken_by_other_seeds(rivals)),
             ]
         )
     headings = ["hospitals differ in", "seeds", *REFERENCES, "best of the others", "Auto", "gain over Local"]
-    more = ["surely below Local", "to the best of the others", "to the row that the other seeds take"]
-    table = markdown([*headings, *more], rows)
+    more = ["surely below Local", "to the best of the others", "run together, by patients and seeds"]
+    table = markdown([*headings, *more, "to the row that the other seeds take"], rows)
     if not set(STUDIES) <= set(results["studies"]):
         return table
     return f"{table}\n\n{_distance_table(results)}\n\n{_unseen_sentence()}"
+
+
+def _with_interval(found: list[float]) -> str:
+    mean, low, high = found
+    return f"{mean:+.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _shown(values: list[float]) -> str:
@@ -200,7 +228,7 @@ def command(
     study: Annotated[list[str] | None, typer.Option(help="One of the studies; default: all.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")] = None,
 ) -> None:
-    """Auto in the stored studies, beside the references and the best row that is stored (about three hours)."""
+    """Auto in the stored studies, beside the references and the best row that is stored (about four hours)."""
     facts = machine()
     results = measure(study or list(STUDIES), runs)
     write_json(out, "auto", facts, results)
