@@ -17,7 +17,8 @@ def first_row(rows: Sequence[Row], measure: Measure) -> Row | None:
 
 def level_text(content: Results) -> str:
     """Which rows are level with the first, in a sentence or two; "" where no interval is known."""
-    rows, first = in_order(content.rows, content.measure), first_row(content.rows, content.measure)
+    rows = [row for row in in_order(content.rows, content.measure) if row.name != POOLED]
+    first = first_row(content.rows, content.measure)
     known = {row.name: row.to_first.interval[1] for row in rows if row.to_first and row.to_first.interval}
     if first is None or not known:
         return ""
