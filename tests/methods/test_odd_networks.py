@@ -215,6 +215,35 @@ def test_a_network_may_first_run_where_it_is_not_trained(
     assert_same(run(job, table_sites, tmp_path / "cut"), whole)
 
 
+class Uncertain(nn.Module):
+    """Its dropout is never off, as where several answers to a case are to say how sure a network is."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(width, 8), nn.Linear(8, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(nn.functional.dropout(torch.tanh(self.layer(inputs)), 0.5, training=True))
+        return found
+
+
+@dataclass(frozen=True)
+class Doubts(Architecture):
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Uncertain(input_shape[0], outputs)
+
+
+def test_a_network_that_draws_in_evaluation_is_scored_the_same_by_a_run_that_goes_on(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its scores, and with them the best round, went by what had been drawn in the process before."""
+    method, task = FedAvg(), Tabular("blood", architecture=Doubts())
+    job = make_job(mixers=dict(method.components()), method=method, task=task, rounds=2)
+    whole = run(job, table_sites, tmp_path / "whole")
+    simulate(job, table_sites, tmp_path / "cut" / "results", tmp_path / "cut" / "home", stop_after=1)
+    assert_same(run(job, table_sites, tmp_path / "cut"), whole)
+
+
 class Telling(nn.Module):
     """What it gives is no tensor of two axes, or of another number of outputs."""
 
