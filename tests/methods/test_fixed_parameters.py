@@ -16,11 +16,7 @@ from medpfl.data.samples import SiteData
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.job.settings import Settings
-from medpfl.methods.apfl import APFL
-from medpfl.methods.contract import Method
 from medpfl.methods.fedavg import FedAvg
-from medpfl.methods.pfedme import PFedMe
-from medpfl.methods.scaffold import Scaffold
 from medpfl.privacy import ClippedNoise
 from medpfl.rounds.simulate import simulate
 from medpfl.tasks import Classification
@@ -29,6 +25,7 @@ from tools import NormedTabular, normed, pieces, ready, round_of
 
 VALUE = 0.75
 ORDER = torch.arange(20)
+USED = torch.tensor([True, False, True])
 
 
 def fix(network: nn.Module) -> nn.Module:
@@ -80,27 +77,32 @@ def test_fixed_parameters_stay(sites: dict[bool, dict[str, Path]], tmp_path: Pat
 
 @dataclass(frozen=True)
 class Counted(NormedTabular):
-    """Among its fixed parameters are whole numbers."""
+    """Among its fixed parameters are whole numbers, and a mask."""
 
     def network(self, data: SiteData) -> nn.Module:
         network = super().network(data)
         network.register_parameter("order", nn.Parameter(ORDER.clone(), requires_grad=False))
+        network.register_parameter("used", nn.Parameter(USED.clone(), requires_grad=False))
         return network
 
 
-@pytest.mark.parametrize(
-    "method", [APFL(alpha=0.1, alpha_lr=0.0), PFedMe(), Scaffold()], ids=lambda m: type(m).__name__
-)
-def test_fixed_whole_numbers_stay(sites: dict[bool, dict[str, Path]], tmp_path: Path, method: Method) -> None:
-    task = Counted(dataset=normed().dataset, hidden=normed().hidden)
-    job = Job("small", 2, Settings(rounds=2, references=()), dict(method.components()), method, task)  # type: ignore[arg-type]
+MOVING = ["APFL", "Ditto", "FedAMP", "FedProx", "PFedMe", "Scaffold"]
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_fixed_whole_numbers_and_masks_stay(sites: dict[bool, dict[str, Path]], tmp_path: Path, name: str) -> None:
+    """With a mask those that compute with differences of weights ended with an error of torch's."""
+    arguments = {"alpha": 0.1, "alpha_lr": 0.0} if name == "APFL" else {}
+    job = replace(EVERY[name].job(**arguments), task=Counted(dataset=normed().dataset, hidden=normed().hidden))
     coordinator, runners = pieces(job, sites[False], tmp_path)
     ready(coordinator, runners)
     for number in (1, 2):
         round_of(coordinator, runners, number)
     for runner in runners.values():
-        found = [tensor for key, tensor in runner.models.state_dict().items() if key.endswith(".order")]
-        assert found and all(torch.equal(tensor, ORDER) for tensor in found)
+        state = runner.models.state_dict()
+        for key, expected in (("order", ORDER), ("used", USED)):
+            found = [tensor for name, tensor in state.items() if name.endswith(f".{key}")]
+            assert found and all(torch.equal(tensor, expected) for tensor in found)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from baselines import begin
 from medpfl.core.errors import ConfigError
+from medpfl.core.groups import check_entries
 from medpfl.deployed.model_file import predicting
 from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
@@ -72,6 +73,20 @@ class Holding(nn.Module):
         return found
 
 
+class Aliased(nn.Module):
+    """Two of its layers have their weights in one place in memory, by two parameters: where one was private and the
+    other not, what was private left with the other, and was overwritten by what came back."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.again, self.head = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, outputs)
+        self.again.weight = nn.Parameter(self.layer.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.relu(self.again(torch.relu(self.layer(inputs)))))
+        return found
+
+
 @dataclass(frozen=True)
 class Odd(Architecture):
     kind: str
@@ -85,6 +100,7 @@ class Odd(Architecture):
             "spread": lambda: Spread(input_shape[0], outputs),
             "repeated": lambda: Holding(input_shape[0], outputs, torch.ones(1).expand(4)),
             "sparse": lambda: Holding(input_shape[0], outputs, torch.eye(4).to_sparse()),
+            "aliased": lambda: Aliased(input_shape[0], outputs),
             "lazy": lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(outputs)),
         }
         return made[self.kind]()
@@ -94,7 +110,8 @@ EXTRA = "_extra_state' in the network's state is no parameter or buffer of the n
 LAZY = r"weight' is known only when the network first runs \(its layer is one of torch's lazy ones\): build"
 REPEATED = r"several values of '.*constant' in the network's state lie at one place in memory \(expand\)"
 SPARSE = "constant' in the network is a sparse tensor, which can neither travel nor be kept"
-REFUSED = {"counting": EXTRA, "told": EXTRA, "lazy": LAZY, "repeated": REPEATED, "sparse": SPARSE}
+ALIASED = "again.weight' in the network lies in the memory of '.*layer.weight' and is another tensor, so that each"
+REFUSED = {"aliased": ALIASED, "counting": EXTRA, "told": EXTRA, "lazy": LAZY, "repeated": REPEATED, "sparse": SPARSE}
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Scaffold(), IFCA(clusters=1)], ids=lambda one: type(one).__name__)
@@ -193,6 +210,35 @@ def test_a_network_may_first_run_where_it_is_not_trained(
     job = make_job(
         mixers=dict(method.components()), method=method, task=Tabular("blood", architecture=Remembers()), rounds=2
     )
+    whole = run(job, table_sites, tmp_path / "whole")
+    simulate(job, table_sites, tmp_path / "cut" / "results", tmp_path / "cut" / "home", stop_after=1)
+    assert_same(run(job, table_sites, tmp_path / "cut"), whole)
+
+
+class Uncertain(nn.Module):
+    """Its dropout is never off, as where several answers to a case are to say how sure a network is."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(width, 8), nn.Linear(8, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.head(nn.functional.dropout(torch.tanh(self.layer(inputs)), 0.5, training=True))
+        return found
+
+
+@dataclass(frozen=True)
+class Doubts(Architecture):
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Uncertain(input_shape[0], outputs)
+
+
+def test_a_network_that_draws_in_evaluation_is_scored_the_same_by_a_run_that_goes_on(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its scores, and with them the best round, went by what had been drawn in the process before."""
+    method, task = FedAvg(), Tabular("blood", architecture=Doubts())
+    job = make_job(mixers=dict(method.components()), method=method, task=task, rounds=2)
     whole = run(job, table_sites, tmp_path / "whole")
     simulate(job, table_sites, tmp_path / "cut" / "results", tmp_path / "cut" / "home", stop_after=1)
     assert_same(run(job, table_sites, tmp_path / "cut"), whole)
@@ -320,3 +366,16 @@ def test_a_network_whose_parts_are_looked_for_can_be_trained() -> None:
     network(torch.ones(4, 3)).sum().backward()
     parts = Extractor(Remembering(3, 2), "norm", (3,))
     parts(torch.ones(4, 3)).sum().backward()
+
+
+def test_entries_may_lie_side_by_side_in_memory() -> None:
+    """As the weights of recurrent layers do on a GPU; or between each other."""
+    memory = torch.arange(12.0)
+    network = nn.Linear(2, 2)
+    network.register_buffer("first", memory[:4].view(2, 2).t())
+    network.register_buffer("even", memory[4::2])
+    network.register_buffer("odd", memory[5::2])
+    check_entries(network)
+    network.register_buffer("late", memory[9:10].view(torch.uint8)[:2])
+    with pytest.raises(ConfigError, match="'late' in the network lies in the memory of 'odd'"):
+        check_entries(network)

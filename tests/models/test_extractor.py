@@ -13,7 +13,8 @@ from medpfl.models.conv_pool import ConvPool
 from medpfl.models.extractor import Extractor
 from medpfl.models.resnet import ResNet
 from medpfl.models.segresnet import SegResNet
-from medpfl.models.split import find_body, watched
+from medpfl.models.sequence import SeriesTransformer
+from medpfl.models.split import body_shape, find_body, watched
 from medpfl.models.transformers import UNETR, ViT
 
 
@@ -145,3 +146,14 @@ def test_tokens_are_no_features() -> None:
     assert Extractor(network, "encoder4", shape).channels == 32
     with pytest.raises(ConfigError, match=r"'network\.cls_token' belongs to neither part"):
         Extractor(ViT(16, 12, 12, 1, 2).build(shape, 2), "network.patch_embedding.patch_embeddings", shape)
+
+
+@pytest.mark.parametrize("length", [8, 64])
+def test_of_a_series_tokens_are_no_feature_map_however_many_they_are(length: int) -> None:
+    """Where a series had more patches than a token has features, a map was thought to end within the transformer: its
+    channels were the patches, and its positions the features."""
+    network = SeriesTransformer(width=8, heads=2, patch=2).build((3, length), 2)
+    for first in (False, True):
+        path = find_body(network, (3, length), first)
+        assert (path, body_shape(network, path, (3, length))) == ("0", (8, length // 2))
+    assert Extractor(network, path, (3, length)).channels == 8

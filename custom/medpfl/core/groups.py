@@ -7,7 +7,7 @@ A *slot* is a named group of tensors that one server component mixes. What is in
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
@@ -128,7 +128,7 @@ def without(keys: Sequence[str], removed: Iterable[str]) -> list[str]:
 
 def check_entries(network: nn.Module) -> None:
     """Every entry of its state is a tensor that it holds, so that what is copied into the entry is in the network; and
-    it is a dense array of real numbers with a place for each of its values.
+    it is a dense array of real numbers with a place for each of its values, of its own.
 
     Raises:
         ConfigError: naming the entry.
@@ -163,6 +163,28 @@ def check_entries(network: nn.Module) -> None:
                 f"several values of '{key}' in the network's state lie at one place in memory (expand), so that "
                 "nothing can be copied into it: let the network hold a copy (clone)"
             )
+    _check_memory(network.state_dict(keep_vars=True))
+
+
+def _check_memory(state: Mapping[str, Tensor]) -> None:
+    """No two tensors lie at one place: one could be private, and leave with the other, or be overwritten with it."""
+    inside: dict[int, dict[int, tuple[str, Tensor]]] = {}
+    for key, tensor in state.items():
+        if tensor.numel():
+            inside.setdefault(tensor.untyped_storage().data_ptr(), {}).setdefault(id(tensor), (key, tensor))
+    for named in (list(each.values()) for each in inside.values() if len(each) > 1):
+        owner = torch.full((named[0][1].untyped_storage().nbytes(),), -1)  # of each byte
+        for number, (key, tensor) in enumerate(named):
+            size = tensor.element_size()
+            steps = (*(step * size for step in tensor.stride()), 1)
+            mine = owner.as_strided((*tensor.shape, size), steps, tensor.storage_offset() * size)
+            if (mine >= 0).any():
+                raise ConfigError(
+                    f"'{key}' in the network lies in the memory of '{named[int(mine.max())][0]}' and is another "
+                    "tensor, so that each would be trained and mixed by itself and overwrite the other: let both be "
+                    "one parameter (b.weight = a.weight), or hold a copy (clone)"
+                )
+            mine.fill_(number)
 
 
 def check_statistics(network: nn.Module) -> None:

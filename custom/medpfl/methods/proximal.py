@@ -20,8 +20,10 @@ class Proximal:
     """
 
     def __init__(self, model: nn.Module, strength: float, anchor: nn.Module | None = None):
-        self._weights: list[Tensor] = list(model.parameters())
-        self._anchor = [weight.detach().clone() for weight in (anchor or model).parameters()]
+        pairs = zip(model.parameters(), (anchor or model).parameters(), strict=True)
+        trained = [(weight, held) for weight, held in pairs if weight.requires_grad]  # others may be no numbers
+        self._weights: list[Tensor] = [weight for weight, _ in trained]
+        self._anchor = [held.detach().clone() for _, held in trained]
         self.strength = strength
 
     @torch.no_grad()

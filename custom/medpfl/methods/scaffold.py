@@ -57,9 +57,13 @@ class Scaffold(Method):
 
     def local_round(self, site: Site) -> None:
         network = site.models["model"].train()
-        weights, own = list(network.parameters()), list(site.models["own"].parameters())
+        own, common = (list(site.models[name].parameters()) for name in ("own", "control"))
+        # What the network holds fixed, which may be no numbers, keeps the zeros with which it began.
+        every = list(network.parameters())
+        trained = [index for index, weight in enumerate(every) if weight.requires_grad]
+        weights = [every[index] for index in trained]
         start = [weight.detach().clone() for weight in weights]
-        shift = [c - c_i for c, c_i in zip(site.models["control"].parameters(), own, strict=True)]
+        shift = [common[index] - own[index] for index in trained]
         passed = 0.0  # steps, each counted by what the schedule makes of the learning rate
         for batch in site.training_batches():
             with site.autocast():
@@ -67,6 +71,6 @@ class Scaffold(Method):
             if site.step("model", loss, term=partial(add_gradient, weights, shift)):  # g_i(y_i) - c_i + c
                 passed += site.factor
         with torch.no_grad():
-            for c_i, d, x, y in zip(own, shift, start, weights, strict=True):
-                c_i.copy_((x - y) / (passed * self.lr) - d)  # option II: c_i - c + (x - y_i) / (K lr)
+            for index, d, x, y in zip(trained, shift, start, weights, strict=True):
+                own[index].copy_((x - y) / (passed * self.lr) - d)  # option II: c_i - c + (x - y_i) / (K lr)
         site.outbox["control"] = {f"control.{index}": c_i for index, c_i in enumerate(own)}

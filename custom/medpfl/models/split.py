@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from medpfl.core.errors import ConfigError
 from medpfl.models.outputs import check_outputs
 
+_OF_TOKENS = (nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""What these and the layers in them give has the channels last, B x N x C; of a series its shape does not tell."""
+
 
 def find_body(network: nn.Module, input_shape: tuple[int, ...], first: bool = False) -> str:
     """Path of the last module to give the smallest feature map of more than one position: the last stage of a
@@ -23,8 +26,11 @@ def find_body(network: nn.Module, input_shape: tuple[int, ...], first: bool = Fa
     Raises:
         ConfigError: no module below the network gives a feature map.
     """
+    tokens = tuple(f"{path}." for path, module in network.named_modules() if isinstance(module, _OF_TOKENS))
     maps = {
-        path: shape for path, shape in _run(network, input_shape, first).items() if path and _is_map(shape, input_shape)
+        path: shape
+        for path, shape in _run(network, input_shape, first).items()
+        if path and _is_map(shape, input_shape) and not f"{path}.".startswith(tokens)
     }
     if not maps:
         raise ConfigError(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from medpfl.core.seeding import seed_torch
 from medpfl.data.resident import case_of, part_of
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples
@@ -25,7 +26,8 @@ def decide_samples(
     numbers: Tensor | None = None,
 ) -> Tensor:
     """The task's decisions about a non-empty split, on the CPU: N x ..., or, of whole cases that differ in shape, those
-    about all voxels, one case after another (``Samples.masks`` reads them).
+    about all voxels, one case after another (``Samples.masks`` reads them). A network that draws numbers in evaluation,
+    too (dropout that is never off, say), draws the same of the same samples whatever was drawn before.
 
     Args:
         forward: the network, in evaluation mode on the ``device``: B x ... to B x ...
@@ -36,7 +38,8 @@ def decide_samples(
     """
     whole = isinstance(samples.inputs, CaseRows)
     decisions = []
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        seed_torch("decisions")
         for inputs in _parts(samples, numbers, device):
             outputs = task.infer(forward, inputs)
             check_outputs(outputs)
