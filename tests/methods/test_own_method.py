@@ -15,6 +15,7 @@ from torch import nn
 from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.core.groups import under
 from medpfl.core.mixers import Mean
+from medpfl.deployed.model_file import load_deployed
 from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import ClippedNoise
@@ -176,7 +177,8 @@ class Headed(SoftPull):
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         head = nn.Linear(3, 2)
-        self.begun.append(head.weight.detach().clone())
+        if build.site:
+            self.begun.append(head.weight.detach().clone())
         return {"head": head, **super().models(build)}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
@@ -206,3 +208,40 @@ def test_what_it_trains_after_the_mixing_is_of_as_many_samples_as_the_policy_ask
     round_of(coordinator, runners, 1)
     with pytest.raises(PolicyRefused, match=r"\('least_update'\) asks for at least 8 .* Tuned; this job takes 2"):
         runners["anna"].handle(coordinator.rounds.train_messages(2, ["anna"])["anna"])
+
+
+class Memory(nn.Module):
+    """A row for every training sample."""
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.register_buffer("answers", torch.zeros(rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Ours):
+    """Predicts with what it remembers of the training part, as kNN-Per does."""
+
+    predicts: bool = True
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {**super().models(build), "memory": Memory(len(build.data.splits["train"]))}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"model": under(models, "model")}
+
+    def predict(self, name: str, models: nn.ModuleDict, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().predict(name, models, inputs)
+        return outputs + models["memory"].get_buffer("answers").sum() if self.predicts else outputs
+
+
+def test_a_network_as_long_as_a_hospitals_data_is_refused_at_the_start(tmp_path: Path) -> None:
+    """It trained for all its rounds, and left model files that nothing could read."""
+    with pytest.raises(ConfigError, match=r"Remembering has a network 'memory' .* 'mine' is read.*\('answers'|entry"):
+        run(Remembering(), tmp_path)
+
+
+def test_where_no_model_predicts_with_it_it_may_be(tmp_path: Path) -> None:
+    run(Remembering(predicts=False), tmp_path, rounds=1)
+    (model, *_) = sorted((tmp_path / "home").rglob("mine-best.safetensors"))
+    assert load_deployed(model).networks.keys() == {"model"}
