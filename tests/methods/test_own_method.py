@@ -14,9 +14,10 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.core.groups import under
-from medpfl.core.mixers import Mean
+from medpfl.core.mixers import Identity, Mean
 from medpfl.deployed.model_file import load_deployed
 from medpfl.methods.contract import Build, Method, Site
+from medpfl.methods.fedsm import FedSMExtra
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import ClippedNoise
 from medpfl.privacy.contract import Cover
@@ -245,3 +246,16 @@ def test_where_no_model_predicts_with_it_it_may_be(tmp_path: Path) -> None:
     run(Remembering(predicts=False), tmp_path, rounds=1)
     (model, *_) = sorted((tmp_path / "home").rglob("mine-best.safetensors"))
     assert load_deployed(model).networks.keys() == {"model"}
+
+
+@pytest.mark.parametrize("what", ["refined", "shown", "delivered", "probabilities", "anew"])
+def test_a_slot_that_it_does_not_have_is_named(what: str) -> None:
+    """It was passed over: nothing was exchanged within the rounds, in silence."""
+    with pytest.raises(ConfigError, match=f"Wrong's '{what}' names slot 'modle', which it does not have; .*: model"):
+        small_job(1, {"model": Mean()}, like("Wrong", **{what: ("modle",)})())
+
+
+def test_what_hospitals_are_shown_reaches_the_server() -> None:
+    """All rounds were trained, and the exchange after the last one ended the job with a KeyError at every hospital."""
+    with pytest.raises(ConfigError, match=r"component 'personal': FedSMExtra shows every hospital .* Identity keeps"):
+        small_job(1, {"personal": Identity()}, FedSMExtra(selector_steps=1))
