@@ -14,8 +14,10 @@ from torch import nn
 
 from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.core.groups import under
-from medpfl.core.mixers import Mean
+from medpfl.core.mixers import Identity, Mean
+from medpfl.deployed.model_file import load_deployed
 from medpfl.methods.contract import Build, Method, Site
+from medpfl.methods.fedsm import FedSMExtra
 from medpfl.methods.softpull import SoftPull
 from medpfl.privacy import ClippedNoise
 from medpfl.privacy.contract import Cover
@@ -176,7 +178,8 @@ class Headed(SoftPull):
 
     def models(self, build: Build) -> dict[str, nn.Module]:
         head = nn.Linear(3, 2)
-        self.begun.append(head.weight.detach().clone())
+        if build.site:
+            self.begun.append(head.weight.detach().clone())
         return {"head": head, **super().models(build)}
 
     def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
@@ -206,3 +209,53 @@ def test_what_it_trains_after_the_mixing_is_of_as_many_samples_as_the_policy_ask
     round_of(coordinator, runners, 1)
     with pytest.raises(PolicyRefused, match=r"\('least_update'\) asks for at least 8 .* Tuned; this job takes 2"):
         runners["anna"].handle(coordinator.rounds.train_messages(2, ["anna"])["anna"])
+
+
+class Memory(nn.Module):
+    """A row for every training sample."""
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.register_buffer("answers", torch.zeros(rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Ours):
+    """Predicts with what it remembers of the training part, as kNN-Per does."""
+
+    predicts: bool = True
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {**super().models(build), "memory": Memory(len(build.data.splits["train"]))}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {"model": under(models, "model")}
+
+    def predict(self, name: str, models: nn.ModuleDict, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().predict(name, models, inputs)
+        return outputs + models["memory"].get_buffer("answers").sum() if self.predicts else outputs
+
+
+def test_a_network_as_long_as_a_hospitals_data_is_refused_at_the_start(tmp_path: Path) -> None:
+    """It trained for all its rounds, and left model files that nothing could read."""
+    with pytest.raises(ConfigError, match=r"Remembering has a network 'memory' .* 'mine' is read.*\('answers'|entry"):
+        run(Remembering(), tmp_path)
+
+
+def test_where_no_model_predicts_with_it_it_may_be(tmp_path: Path) -> None:
+    run(Remembering(predicts=False), tmp_path, rounds=1)
+    (model, *_) = sorted((tmp_path / "home").rglob("mine-best.safetensors"))
+    assert load_deployed(model).networks.keys() == {"model"}
+
+
+@pytest.mark.parametrize("what", ["refined", "shown", "delivered", "probabilities", "anew"])
+def test_a_slot_that_it_does_not_have_is_named(what: str) -> None:
+    """It was passed over: nothing was exchanged within the rounds, in silence."""
+    with pytest.raises(ConfigError, match=f"Wrong's '{what}' names slot 'modle', which it does not have; .*: model"):
+        small_job(1, {"model": Mean()}, like("Wrong", **{what: ("modle",)})())
+
+
+def test_what_hospitals_are_shown_reaches_the_server() -> None:
+    """All rounds were trained, and the exchange after the last one ended the job with a KeyError at every hospital."""
+    with pytest.raises(ConfigError, match=r"component 'personal': FedSMExtra shows every hospital .* Identity keeps"):
+        small_job(1, {"personal": Identity()}, FedSMExtra(selector_steps=1))

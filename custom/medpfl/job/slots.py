@@ -35,7 +35,25 @@ def mixers_of(method: Method, references: Sequence[str], named: Mapping[str, Mix
             raise ConfigError(f"component '{slot}': remove it; this slot stays at the hospitals and nothing mixes it")
         _check_taken(method, slot, mixer, usual)
     owners.update(dict.fromkeys(own, method))
-    return {slot: named[slot] if slot in named else default_mixer(owner, slot) for slot, owner in owners.items()}
+    found = {slot: named[slot] if slot in named else default_mixer(owner, slot) for slot, owner in owners.items()}
+    _check_exchanged(method, {slot: found[slot] for slot in own})
+    return found
+
+
+def _check_exchanged(method: Method, own: Mapping[str, Mixer]) -> None:
+    """What is exchanged within a round or sent in a way of its own are slots of the method, and what hospitals are
+    shown reaches the server: another name would be passed over, and nothing exchanged."""
+    kind, known = type(method).__name__, ", ".join(own)
+    for what in ("refined", "shown", "delivered", "probabilities", "anew"):
+        for slot in getattr(method, what):
+            if slot not in own:
+                raise ConfigError(f"{kind}'s '{what}' names slot '{slot}', which it does not have; its slots: {known}")
+    for slot in method.shown:
+        if not own[slot].travels:
+            raise ConfigError(
+                f"component '{slot}': {kind} shows every hospital all hospitals' models of this slot, and "
+                f"{type(own[slot]).__name__} keeps them at the hospitals: take a component that mixes them"
+            )
 
 
 def _check_names(method: Method, own: Mapping[str, Mixer | NoDefault]) -> None:

@@ -37,8 +37,8 @@ __all__ = ["BATCH", "Batch", "Build", "Hospital", "JointModel", "Method", "Serve
 class Build:
     """What a method builds its networks from. All but ``site``, the hospital's own name, is equal at every hospital,
     so that all start from the same weights. ``public``: name to inputs, of the method's public datasets; empty where
-    no hospital is at work (a deployed model is read). ``start``: the weights that the task's network starts with; None:
-    random ones."""
+    no hospital is at work (a deployed model is read); ``data`` have no cases there. ``start``: the weights that the
+    task's network starts with; None: random ones."""
 
     task: Task
     data: SiteData

@@ -18,6 +18,7 @@ from medpfl.core.unkept import Unkept
 from medpfl.data.policy import Policy
 from medpfl.data.resident import Resident, bytes_shown
 from medpfl.data.samples import SiteData
+from medpfl.deployed.rebuilt import check_rebuilt
 from medpfl.methods.contract import Build, Hospital, Method, Site, Span
 from medpfl.methods.presented import Presented
 from medpfl.models import compiling
@@ -97,6 +98,7 @@ class Ready:
         with policy.building(self.policy):
             self.networks = Networks(self.methods, build, self.served, self.device)
         policy.check_networks(self.policy, own_state(self.models))
+        check_rebuilt(self.method, self.networks.of(self.method), self.task, self.data, len(self.roster))
         if compiling.wanted():
             for name, network in self.models.items():
                 compiling.compile_in_place(network, name)
