@@ -3,8 +3,8 @@
 
 FLARE 2.9 asks a hospital's policy about a command only where the message says that it should, takes whatever name of a
 folder for a job's, and passes a message of one hospital on to another. Whoever writes messages past the console, at the
-server or at any hospital, could so see every file that a hospital's account can read (by ``cat``), delete its folder of
-models and accounts as if it were a job's, and let it train.
+server or at any hospital, could so see every file that a hospital's account can read (by ``cat``), and delete its
+folder of models and accounts as if it were a job's.
 """
 
 import logging
