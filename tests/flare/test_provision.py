@@ -138,6 +138,15 @@ def test_a_wrong_project_is_told_in_one_sentence(tmp_path: Path, change: object,
     assert not list((tmp_path / "kits").rglob("prod_*/*/startup/*.key"))
 
 
+@pytest.mark.parametrize("name", ["server", "mean"])
+def test_a_hospital_whose_name_every_job_would_refuse_gets_no_kit(tmp_path: Path, name: str) -> None:
+    content = yaml.safe_load(PROJECT.read_text())
+    next(one for one in content["participants"] if one["type"] == "client")["name"] = name
+    (tmp_path / "project.yml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=f"a hospital cannot be called '{name}'.*give it another name"):
+        read_project(tmp_path / "project.yml")
+
+
 def test_kits_that_cannot_be_written_are_told_before_flare_begins(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "kits"):

@@ -242,10 +242,10 @@ def test_a_server_reads_no_file_for_the_meta_file_of_a_job(
 
 
 def test_the_doctor_names_a_kit_of_before(kit: Path) -> None:
-    def notes() -> list[str]:
-        return [found.text for found in examine(kit) if found.check == "supervision" and found.status == "note"]
+    def problems() -> list[str]:
+        return [found.text for found in examine(kit) if found.check == "supervision" and found.status == "problem"]
 
-    assert not notes()
+    assert not problems()
     (kit / "local" / FILE).unlink()
-    text = "a kit that is started twice, or has expired, would start and say nothing; jobs could read its files"
-    assert notes() == [text]
+    text = "a kit that is started twice, or has expired, would start and say nothing"
+    assert problems() == [f"{text}; other hospitals could read every file that this user can read"]

@@ -280,8 +280,11 @@ def _supervision(kit: Kit) -> Iterator[Finding]:
     else:
         yield problem(check, "if the server is killed, FLARE shows the jobs that it ran as RUNNING for ever", mend)
     if not (kit.local / STARTING).exists():
-        text = "a kit that is started twice, or has expired, would start and say nothing; jobs could read its files"
-        yield note(check, text, mend)
+        text = "a kit that is started twice, or has expired, would start and say nothing"
+        if hospital:
+            yield problem(check, f"{text}; other hospitals could read every file that this user can read", mend)
+        else:
+            yield note(check, f"{text}; jobs could read its files", mend)
 
 
 def _leaks(kit: Kit) -> Iterator[Finding]:

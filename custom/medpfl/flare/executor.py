@@ -15,6 +15,7 @@ from medpfl.core.errors import MedPFLError, ProtocolError, Stopped
 from medpfl.data.site_file import find_site_file
 from medpfl.deployed.evaluate import write_text
 from medpfl.flare.asking import ask_again
+from medpfl.flare.commands import refuse_others
 from medpfl.flare.differences import answer
 from medpfl.flare.home import home_of
 from medpfl.flare.leaving import check_filters, filters_out, untouched
@@ -45,7 +46,9 @@ class SiteExecutor(Executor):
         self._abort: Signal | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.START_RUN:
+        if event_type == EventType.ABOUT_TO_START_RUN:
+            refuse_others(getattr(fl_ctx.get_engine(), "get_cell", lambda: None)())
+        elif event_type == EventType.START_RUN:
             ask_again(fl_ctx)
         elif event_type == EventType.END_RUN and self._runner is not None:
             self._runner.close()

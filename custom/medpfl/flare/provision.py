@@ -20,6 +20,7 @@ from medpfl.core.errors import ConfigError, MedPFLError, meant
 from medpfl.data.untrusted import load_yaml
 from medpfl.flare.kit_files import Participant, Project, Resources, Way, local_file, write_file
 from medpfl.flare.kits import Kit, keep_storage, read_kit, write_hospitals
+from medpfl.results.schema import NO_HOSPITALS
 
 MUTUAL_TLS = "mtls"
 _WAYS = ("listening_host", "connect_to")
@@ -63,7 +64,8 @@ def read_project(file: Path) -> Project:
     """Read a FLARE project file.
 
     Raises:
-        ConfigError: it is not valid, has not exactly one server, or asks for less than mutual TLS.
+        ConfigError: it is not valid, has not exactly one server, asks for less than mutual TLS, or has a hospital whose
+            name every job would refuse.
     """
     try:
         content = load_yaml(file)
@@ -87,6 +89,10 @@ def read_project(file: Path) -> Project:
     servers = [one for one in project.participants if one.type == "server"]
     if len(servers) != 1:
         raise ConfigError(f"{file}: expected one participant of type 'server', got {len(servers)}")
+    for one in project.participants:
+        if one.type == "client" and one.name in NO_HOSPITALS:
+            said = f"a hospital cannot be called '{one.name}', which is what results call the {one.name} itself"
+            raise ConfigError(f"{file}: {said}; give it another name")
     return project
 
 

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others in a federation may ask of a hospital's process past the console: FLARE's own agent is asked as the
+server asks it, but without the header by which FLARE would look at the hospital's policy."""
+
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+from nvflare.fuel.sec.audit import Auditor, AuditService
+from nvflare.private.admin_defs import Message
+from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, new_cell_message
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.client_engine import ClientEngine
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+
+from cells import Cells
+from medpfl.flare import executor, starting
+from medpfl.flare.allow import allow
+from medpfl.flare.commands import refuse_others
+from medpfl.flare.provision import provision
+from medpfl.methods.softpull import SoftPull
+from medpfl.tasks.tabular import Tabular
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = "b9ec50aa-307c-4f3c-b447-45e8cfed5904"
+
+
+class Engine(ClientEngine):
+    """What FLARE's processors use of a hospital's engine."""
+
+    def __init__(self, kit: Path):
+        self.args = SimpleNamespace(workspace=str(kit))
+
+    @contextmanager
+    def new_context(self) -> Any:
+        yield SimpleNamespace()
+
+    def get_client_name(self) -> str:
+        return "hospital-a"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kit = provision(ROOT / "poc" / "project.yml", tmp_path_factory.mktemp("kits")).folder / "hospital-a"
+    allow(kit)
+    return kit
+
+
+@pytest.fixture
+def kit(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hospital's kit after ``site allow``, with what outlives its jobs."""
+    shutil.copytree(made, tmp_path / "kit")
+    for folder in ("medpfl/ours", JOB):
+        (tmp_path / "kit" / folder).mkdir(parents=True)
+        (tmp_path / "kit" / folder / "patients.txt").write_text("Erna Muster")
+    monkeypatch.chdir(tmp_path / "kit")  # as FLARE does
+    return tmp_path / "kit"
+
+
+@pytest.fixture
+def agent(kit: Path, monkeypatch: pytest.MonkeyPatch) -> FedAdminAgent:
+    """The agent of the hospital's own process, made as FLARE makes it once a site's components are built."""
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    monkeypatch.setattr(AuditService, "the_auditor", Auditor(str(kit / "audit.txt")))
+    known = ClientRequestProcessors.request_processors
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", list(known))
+    starting.Start()
+    starting.close_commands()  # a second time
+    cell = SimpleNamespace(register_request_cb=lambda **_: None)
+    agent = FedAdminAgent("admin_agent", cell, Engine(kit))
+    for processor in ClientRequestProcessors.request_processors:
+        agent.register_processor(processor)
+    return agent
+
+
+@pytest.fixture
+def hospital(cells: Cells) -> Cell:
+    """One of a hospital's processes."""
+    return cells.of("asked")
+
+
+def asked(agent: FedAdminAgent, topic: str, body: str = "", job: str | None = None) -> str:
+    message = Message(topic, body)
+    if job is not None:
+        message.set_header(RequestHeader.JOB_ID, job)
+    return str(agent._dispatch_request(new_cell_message({}, message)).payload.body)
+
+
+@pytest.mark.parametrize("command", ["cat medpfl/ours/patients.txt", "grep Erna ./medpfl/ours/patients.txt", "ls"])
+def test_a_server_sees_no_file_of_a_hospital(agent: FedAdminAgent, command: str) -> None:
+    said = asked(agent, SysCommandTopic.SHELL, command)
+    assert "Erna" not in said and "medpfl" not in said
+
+
+@pytest.mark.parametrize("topic", [TrainingTopic.DELETE_RUN, TrainingTopic.DEPLOY, TrainingTopic.START_JOB])
+@pytest.mark.parametrize("folder", ["medpfl", "local", "startup"])
+def test_a_server_deletes_nothing_but_a_jobs_folder(agent: FedAdminAgent, kit: Path, topic: str, folder: str) -> None:
+    before = sorted(kit.rglob("*"))
+    assert "not the id of a job" in asked(agent, topic, job=folder)
+    assert sorted(kit.rglob("*")) == before
+
+
+def test_a_job_that_the_lead_deletes_is_deleted(agent: FedAdminAgent, kit: Path) -> None:
+    assert "Delete run folder" in asked(agent, TrainingTopic.DELETE_RUN, job=JOB)
+    assert not (kit / JOB).exists() and (kit / "medpfl" / "ours" / "patients.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "channel", [CellChannel.CLIENT_MAIN, CellChannel.CLIENT_COMMAND, CellChannel.AUX_COMMUNICATION]
+)
+def test_a_hospital_answers_its_server_alone(cells: Cells, hospital: Cell, channel: str) -> None:
+    """FLARE's server passes a message of one hospital on to another."""
+    came: list[str] = []
+
+    def answers(message: Any) -> Any:
+        came.append(message.get_header(MessageHeaderKey.ORIGIN))
+        return new_cell_message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, "told")
+
+    hospital.register_request_cb(channel=channel, topic="tell", cb=answers)
+    own, other = cells.of("asked").get_fqcn(), cells.of("prying")
+    before = hospital.core_cell.in_filter_reg.reg
+    hospital.core_cell.in_filter_reg.reg = {}
+
+    def told(cell: Cell) -> bool:
+        reply = cell.send_request(channel, "tell", own, new_cell_message({}, "?"), timeout=3)
+        return reply.payload == "told"
+
+    try:
+        assert told(cells.server) and told(other)  # as FLARE has it
+        refuse_others(hospital)
+        assert told(cells.server) and not told(other) and told(cells.server)
+        assert came.count(other.get_fqcn()) == 1
+    finally:
+        hospital.core_cell.in_filter_reg.reg = before
+
+
+def test_both_processes_of_a_hospital_do(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, cells: Cells, hospital: Cell
+) -> None:
+    closed: list[object] = []
+    for module in (starting, executor):
+        monkeypatch.setattr(module, "refuse_others", closed.append)
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    monkeypatch.setattr(starting, "close_commands", lambda: None)
+    context = FLContext()
+    context.set_prop(FLContextKey.SITE_OBJ, SimpleNamespace(cell=hospital), private=True)
+    starting.Start().handle_event(EventType.BEFORE_CLIENT_REGISTER, context)
+    monkeypatch.setattr(context, "get_engine", lambda: SimpleNamespace(get_cell=lambda: "the job's"))
+    executor.SiteExecutor(SoftPull(), Tabular(dataset="blood")).handle_event(EventType.ABOUT_TO_START_RUN, context)
+    assert closed == [hospital, "the job's"]
