@@ -347,3 +347,18 @@ def test_the_common_model_stands_for_a_hospital_that_never_trained(
     common, *personal = (model.networks[name].state_dict() for name in model.method.sources() if name != "selector")
     same = [all(torch.equal(one[key], common[key]) for key in common) for one in personal]
     assert same == [False, True, False, False]
+
+
+@pytest.mark.parametrize("kind", [FedSM, FedSMExtra])
+def test_a_job_that_ended_early_is_not_taken_for_a_whole_one(result: Path, tmp_path: Path, kind: type[FedSM]) -> None:
+    """As where the hospitals' budgets of noise were spent: the models are those of the round that was the last."""
+    early = shutil.copytree(result, tmp_path / "early")
+    summary = json.loads((early / "summary.json").read_text())
+    summary["trained"] = {site: [[1, 2], [4, 5]] for site in summary["roster"]}
+    summary["recipe"]["method"] = spec_of(kind(lr=0.05))
+    (early / "summary.json").write_text(json.dumps(summary))
+    if kind is FedSM:
+        assert read_result(early).round == 5
+    else:
+        with pytest.raises(MedPFLError, match="ended after round 5 of 8, and FedSMExtra learns which model serves"):
+            read_result(early)

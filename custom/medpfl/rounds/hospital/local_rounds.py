@@ -219,8 +219,8 @@ class LocalRounds:
 
         Raises:
             NotInRound: it has not, or its networks are no longer as training left them.
-            ProtocolError: the method exchanges no such slot again: what is asked for here leaves, and was looked at only
-                where the job began.
+            ProtocolError: the method exchanges no such slot again: what is asked for here leaves, and was looked at
+                only where the job began.
         """
         here, networks = self.ready, self.ready.networks
         if self.run.trained != header.round:

@@ -130,6 +130,13 @@ def read_result(folder: Path) -> Joint:
     if method is None:
         raise MedPFLError(f"{folder}: {type(trained).__name__} makes no super model of the hospitals' models")
     untrained = tuple(site for site in roster if summary.trained.get(site) == [])  # of before it was told: none
+    rounds = summary.settings.rounds
+    done = max((last for found in summary.trained.values() for _, last in found), default=rounds)
+    if trained.refinements(rounds, rounds) and not trained.refinements(done, rounds):
+        raise MedPFLError(
+            f"{folder}: the job ended after round {done} of {rounds}, and {type(trained).__name__} learns which model "
+            "serves a case after the last one only, so it makes no super model"
+        )
     sources, common = method.sources(), next(iter(method.deploys.values()))
     sources.update({name: sources[common] for name, (_, site) in sources.items() if site in untrained})
     slots = sorted({slot for slot, _ in sources.values()})
@@ -146,7 +153,7 @@ def read_result(folder: Path) -> Joint:
         raise MedPFLError(f"{folder}: the slots do not fit the job's configuration: {difference}")
     load_own_state(networks, state)
     preparation = dict(recipe.preparation)
-    return Joint(method, task, networks.eval(), found, summary.job, summary.settings.rounds, preparation, untrained)
+    return Joint(method, task, networks.eval(), found, summary.job, done, preparation, untrained)
 
 
 def makes_joint(summary: TrainingSummary) -> bool:
