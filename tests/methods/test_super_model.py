@@ -27,12 +27,13 @@ from medpfl.methods.fedsm.gamma import GAMMAS, choose_gamma, read_study
 from medpfl.methods.joint_study import Point, SplitStudy, Study
 from medpfl.results.files import read_summary
 from medpfl.results.schema import EvaluationSummary
+from medpfl.rounds.loop import Watch, carry, training
 from medpfl.rounds.server.joint import chosen, from_file, read_result, studies_of, study_here
 from medpfl.rounds.simulate import simulate_evaluation
 from medpfl.tasks.contract import Task
 from medpfl.tasks.metrics.measure import Measure
 from small_jobs import small_job, write_table_sites
-from tools import run
+from tools import exchange, pieces, run
 
 Make = Callable[..., Job]
 CPU = torch.device("cpu")
@@ -330,3 +331,34 @@ def test_other_data_than_the_model_s_are_named(result: Path, table_sites: dict[s
     path.write_text(path.read_text().replace("      c: number\n", ""))
     with pytest.raises(DataError, match=r"berta: the super model takes inputs of shape \[3\] .* the data have \[2\]"):
         study_here(read_result(result), table_sites)
+
+
+def test_the_common_model_stands_for_a_hospital_that_never_trained(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """What the server holds under its name are the initial weights, which would predict for patients."""
+    mixers = {"global": Mean(), "personal": SoftPull(lam=0.7), "selector": ServerAdam(lr=0.05)}
+    job = make_job(rounds=2, mixers=mixers, method=FedSM(lr=0.05, selector_steps=2))
+    coordinator, runners = pieces(job, table_sites, tmp_path)
+    without = Watch(asked=lambda number, joined: [site for site in joined if site != "berta"])
+    carry(training(coordinator, without), lambda asked: exchange(runners, asked.messages))
+    model = read_result(tmp_path / "r")
+    assert model.untrained == ("berta",)
+    common, *personal = (model.networks[name].state_dict() for name in model.method.sources() if name != "selector")
+    same = [all(torch.equal(one[key], common[key]) for key in common) for one in personal]
+    assert same == [False, True, False, False]
+
+
+@pytest.mark.parametrize("kind", [FedSM, FedSMExtra])
+def test_a_job_that_ended_early_is_not_taken_for_a_whole_one(result: Path, tmp_path: Path, kind: type[FedSM]) -> None:
+    """As where the hospitals' budgets of noise were spent: the models are those of the round that was the last."""
+    early = shutil.copytree(result, tmp_path / "early")
+    summary = json.loads((early / "summary.json").read_text())
+    summary["trained"] = {site: [[1, 2], [4, 5]] for site in summary["roster"]}
+    summary["recipe"]["method"] = spec_of(kind(lr=0.05))
+    (early / "summary.json").write_text(json.dumps(summary))
+    if kind is FedSM:
+        assert read_result(early).round == 5
+    else:
+        with pytest.raises(MedPFLError, match="ended after round 5 of 8, and FedSMExtra learns which model serves"):
+            read_result(early)

@@ -13,11 +13,15 @@ import torch
 
 from baselines import assert_resumes
 from exchanging import Asked, ByMean, slots
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, OutOfMemory
 from medpfl.job import Job
+from medpfl.results.schema import TrainingLine
+from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.messages import Message
-from medpfl.rounds.protocol.replies import StatisticsReply
+from medpfl.rounds.protocol.replies import Reply, StatisticsReply
+from medpfl.rounds.protocol.requests import RefineRequest, Request
 from medpfl.rounds.server.quorum import QuorumLost
+from medpfl.rounds.simulate import simulate
 from tools import exchange, pieces, ready, run
 
 Make = Callable[..., Job]
@@ -114,3 +118,26 @@ def test_a_method_without_such_statistics_says_so(make_job: Make, table_sites: d
     job = make_job(mixers={"model": ByMean()})
     with pytest.raises(ConfigError, match="wants the statistics 'means', which SoftPull does not have"):
         run(job, table_sites, tmp_path)
+
+
+def test_who_fails_in_between_misses_the_rest_of_the_round_in_one_process_too(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds nothing of the round any more, and says so at the next exchange; the other hospitals go on."""
+    handle = SiteRunner.handle
+
+    def short(runner: SiteRunner, message: Message[Request]) -> Message[Reply]:
+        header = message.header
+        if runner.name == "berta" and isinstance(header, RefineRequest) and (header.round, header.step) == (1, 1):
+            raise OutOfMemory("this hospital's memory does not suffice")
+        return handle(runner, message)
+
+    monkeypatch.setattr(SiteRunner, "handle", short)
+    job = make_job(rounds=2, mixers=slots(), method=Asked(batch_size=8))
+    found = simulate(job, table_sites, tmp_path / "results", tmp_path / "home", test=False)
+    assert found.done == 2
+    events = [event.event for event in found.record.events if event.site == "berta"]
+    assert events[0] == "failed: this hospital's memory does not suffice"
+    assert "failed: berta is asked for exchange 2 of round 1, of which it holds nothing now" in events[1]
+    trained = [line.site for line in found.record.lines if isinstance(line, TrainingLine) and line.round == 2]
+    assert trained == found.joined

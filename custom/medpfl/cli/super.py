@@ -37,6 +37,8 @@ def super_(
         raise MedPFLError(f"-o: the file's name must end in .safetensors, got {output.name}")
     deployed = None if source.is_dir() else load_deployed(source)
     model = from_file(deployed, source) if deployed else read_result(source)
+    for site in model.untrained:
+        say(f"{site} trained in no round of the job, so it has no model of its own: the common one stands in its place")
     found = None
     if gamma is not None:
         model = model.with_gamma(gamma)

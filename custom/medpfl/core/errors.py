@@ -92,6 +92,10 @@ class ProtocolError(MedPFLError):
         super().__init__(message, public=message)
 
 
+class NotInRound(ProtocolError):
+    """A hospital is asked for a further exchange of a round of which it holds nothing, because it has failed in it."""
+
+
 def meant(name: object, known: Iterable[object]) -> str:
     """For the end of a sentence: "; did you mean 'width'?", or nothing if no known name is near."""
     names = [str(one) for one in known]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, OutOfMemory, PolicyRefused
+from medpfl.core.errors import BudgetSpent, CodecError, ConfigError, NotInRound, OutOfMemory, PolicyRefused
 from medpfl.core.mapped import release
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
@@ -101,10 +101,10 @@ def simulate(
                         later.want(byte_count({"": state}), byte_count({"": private}))
                         if noticed:
                             looks[site] = look_at(runners[site].data.splits["train"])
-                except (BudgetSpent, CodecError, OutOfMemory) as error:
+                except (BudgetSpent, CodecError, NotInRound, OutOfMemory) as error:
                     if not isinstance(message.header, OfRun):
                         raise
-                    # As in a federation: this hospital misses the round.
+                    # As in a federation: this hospital misses the round, or what is left of it.
                     coordinator.refuse(site, message.header.round, f"failed: {error}")
                     runners[site].recover()
                 except PolicyRefused as error:  # which says "this hospital", as its own log does

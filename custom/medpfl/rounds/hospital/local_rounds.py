@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from medpfl.core.devices import spare_core
-from medpfl.core.errors import ProtocolError
+from medpfl.core.errors import NotInRound, ProtocolError
 from medpfl.core.seeding import seed_torch
 from medpfl.core.tied import own_state
 from medpfl.core.unkept import Unkept
@@ -220,12 +220,13 @@ class LocalRounds:
         """One further exchange of some slots within a round that this hospital has trained in.
 
         Raises:
-            ProtocolError: it has not, its networks are no longer as training left them, or the method exchanges no such
-                slot again: what is asked for here leaves, and was looked at only where the job began.
+            NotInRound: it has not, or its networks are no longer as training left them.
+            ProtocolError: the method exchanges no such slot again: what is asked for here leaves, and was looked at
+                only where the job began.
         """
         here, networks = self.ready, self.ready.networks
         if self.run.trained != header.round:
-            raise ProtocolError(
+            raise NotInRound(
                 f"{here.name} is asked for exchange {header.step} of round {header.round}, of which it holds nothing "
                 "now: it did not train in it, failed in it or was started again; it can take part in the next round"
             )

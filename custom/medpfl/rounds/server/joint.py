@@ -37,6 +37,7 @@ class Joint:
     Attributes:
         job: the job whose last round's models it holds; ``round``: that round's number.
         preparation: as ``SiteData.preparation``, where it tells nothing of a hospital's data.
+        untrained: hospitals that trained in no round, for whose own models the common one stands.
     """
 
     method: JointModel
@@ -46,6 +47,7 @@ class Joint:
     job: str
     round: int
     preparation: dict[str, JsonValue]
+    untrained: tuple[str, ...] = ()
 
     def with_gamma(self, gamma: float | None) -> "Joint":
         """The same with another threshold.
@@ -90,6 +92,9 @@ class Joint:
 def read_result(folder: Path) -> Joint:
     """The super model of a job's results folder, after its last round, with the usual threshold.
 
+    Under the name of a hospital that never trained the server holds the initial weights; the common model stands in
+    their place.
+
     Raises:
         MedPFLError: a file is missing or altered, the job's method has no such networks, or the hospitals of the
             files are not those of the selector.
@@ -124,7 +129,17 @@ def read_result(folder: Path) -> Joint:
     method = trained.joint(roster)
     if method is None:
         raise MedPFLError(f"{folder}: {type(trained).__name__} makes no super model of the hospitals' models")
-    slots = sorted({slot for slot, _ in method.sources().values()})
+    untrained = tuple(site for site in roster if summary.trained.get(site) == [])  # of before it was told: none
+    rounds = summary.settings.rounds
+    done = max((last for found in summary.trained.values() for _, last in found), default=rounds)
+    if trained.refinements(rounds, rounds) and not trained.refinements(done, rounds):
+        raise MedPFLError(
+            f"{folder}: the job ended after round {done} of {rounds}, and {type(trained).__name__} learns which model "
+            "serves a case after the last one only, so it makes no super model"
+        )
+    sources, common = method.sources(), next(iter(method.deploys.values()))
+    sources.update({name: sources[common] for name, (_, site) in sources.items() if site in untrained})
+    slots = sorted({slot for slot, _ in sources.values()})
     for slot in slots:
         if slot not in hashes or slot not in parts:
             raise MedPFLError(
@@ -133,11 +148,12 @@ def read_result(folder: Path) -> Joint:
     found = found.model_copy(update={"method": spec_of(method), "deployed": next(iter(method.deploys))})
     networks = build_networks(method, task, found, most)
     owned = {slot: _owners(folder / "slots" / f"{slot}.safetensors", hashes[slot]) for slot in slots}
-    state = _state(folder, method, owned)
+    state = _state(folder, sources, owned)
     if difference := differing_entry(networks, state):
         raise MedPFLError(f"{folder}: the slots do not fit the job's configuration: {difference}")
     load_own_state(networks, state)
-    return Joint(method, task, networks.eval(), found, summary.job, summary.settings.rounds, dict(recipe.preparation))
+    preparation = dict(recipe.preparation)
+    return Joint(method, task, networks.eval(), found, summary.job, done, preparation, untrained)
 
 
 def makes_joint(summary: TrainingSummary) -> bool:
@@ -150,6 +166,8 @@ def makes_joint(summary: TrainingSummary) -> bool:
 
 
 Owners = dict[str, dict[str, Tensor]]
+Sources = Mapping[str, tuple[str, str | None]]
+"""As ``JointModel.sources`` gives them."""
 
 
 def _owners(path: Path, digest: str) -> Owners:
@@ -159,10 +177,10 @@ def _owners(path: Path, digest: str) -> Owners:
     return unflatten(store.read(path)[0])
 
 
-def _state(folder: Path, method: JointModel, owned: Mapping[str, Owners]) -> dict[str, Tensor]:
+def _state(folder: Path, sources: Sources, owned: Mapping[str, Owners]) -> dict[str, Tensor]:
     """The joint model's entries, from the slots' files."""
     state: dict[str, Tensor] = {}
-    for name, (slot, site) in method.sources().items():
+    for name, (slot, site) in sources.items():
         path, owners = folder / "slots" / f"{slot}.safetensors", owned[slot]
         owner = _of_all(path, owners) if site is None else owners.get(site, owners.get(SHARED))
         if owner is None:
