@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
@@ -24,7 +24,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from cells import Cells
 from medpfl.flare import executor, starting
 from medpfl.flare.allow import allow
-from medpfl.flare.commands import refuse_others
+from medpfl.flare.commands import refuse_commands, refuse_commands_to_job, refuse_others
 from medpfl.flare.provision import provision
 from medpfl.methods.softpull import SoftPull
 from medpfl.tasks.tabular import Tabular
@@ -156,3 +156,52 @@ def test_both_processes_of_a_hospital_do(
     monkeypatch.setattr(context, "get_engine", lambda: SimpleNamespace(get_cell=lambda: "the job's"))
     executor.SiteExecutor(SoftPull(), Tabular(dataset="blood")).handle_event(EventType.ABOUT_TO_START_RUN, context)
     assert closed == [hospital, "the job's"]
+
+
+def told(cell: Cell, target: Cell, channel: str, topic: str) -> bool:
+    own = target.core_cell.get_fqcn()
+    return bool(cell.send_request(channel, topic, own, new_cell_message({}, "?"), timeout=3).payload == "told")
+
+
+def answer(_: Any) -> Any:
+    return new_cell_message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, "told")
+
+
+def test_the_server_tells_its_own_processes_alone_what_is_for_them(cells: Cells) -> None:
+    """Each hospital was told the tokens of all."""
+    channel, topic, job = CellChannel.SERVER_PARENT_LISTENER, ServerCommandNames.GET_CLIENTS, cells.of("server")
+    cells.server.register_request_cb(channel=channel, topic="*", cb=answer)
+    before = cells.server.core_cell.in_filter_reg.reg
+    cells.server.core_cell.in_filter_reg.reg = {}
+    try:
+        assert told(job, cells.server, channel, topic)
+        assert told(cells.of("prying"), cells.server, channel, topic)  # as FLARE has it
+        refuse_commands(cells.server)
+        assert told(job, cells.server, channel, topic)
+        assert not told(cells.of("prying"), cells.server, channel, topic)
+    finally:
+        cells.server.core_cell.in_filter_reg.reg = before
+
+
+def test_a_job_is_ended_by_the_server_and_not_by_a_hospital(cells: Cells) -> None:
+    """FLARE's server asked nobody who says so; the job was COMPLETED, after as many rounds as there had been."""
+    job, channel, came = cells.of("server"), CellChannel.SERVER_COMMAND, []
+
+    def execute(message: Any) -> Any:
+        came.append((message.get_header(MessageHeaderKey.ORIGIN), message.get_header(MessageHeaderKey.TOPIC)))
+        return answer(message)
+
+    agent = SimpleNamespace(execute_command=execute)
+    job.register_request_cb(channel=channel, topic="*", cb=execute)
+    assert told(cells.of("prying"), job, channel, "abort")  # as FLARE has it
+    context = FLContext()
+    engine = SimpleNamespace(get_cell=lambda: job, server=SimpleNamespace(command_agent=agent))
+    context.get_engine = lambda **_: engine  # type: ignore[method-assign]
+    refuse_commands_to_job(context)
+    came.clear()
+    assert not told(cells.of("prying"), job, channel, "abort")
+    assert not told(cells.of("prying"), job, channel, ServerCommandNames.GET_RUN_INFO)
+    assert told(cells.server, job, channel, "abort")
+    assert told(cells.of("prying"), job, channel, ServerCommandNames.GET_TASK)
+    prying = cells.of("prying").core_cell.get_fqcn()
+    assert came == [("server", "abort"), (prying, ServerCommandNames.GET_TASK)]

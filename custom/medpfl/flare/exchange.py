@@ -23,6 +23,7 @@ from nvflare.apis.signal import Signal
 from medpfl.core.errors import CodecError, ConfigError, MedPFLError, Stopped
 from medpfl.core.mapped import release
 from medpfl.flare.asking import Asking
+from medpfl.flare.commands import refuse_commands_to_job
 from medpfl.flare.fetching import Answers, Fetcher, LostAnswer
 from medpfl.flare.filters import decoded, take_decoding, traffic_of
 from medpfl.flare.leaving import check_filters
@@ -55,7 +56,7 @@ class ExchangeController(Controller):
         """The whole job."""
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        pass
+        refuse_commands_to_job(fl_ctx)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         pass

@@ -26,7 +26,7 @@ from nvflare.fuel.utils.log_utils import configure_logging
 from pydantic import Field
 
 from medpfl.core.errors import MedPFLError
-from medpfl.flare.commands import close_commands, refuse_others
+from medpfl.flare.commands import close_commands, refuse_commands, refuse_others
 from medpfl.flare.identity import SOON
 from medpfl.flare.kit_files import Component, FlareFile, write_file
 from medpfl.flare.kits import Kit, read_kit
@@ -48,7 +48,8 @@ class Components(FlareFile):
 class Start(FLComponent):
     """Looks at the kit before the site connects, and at its certificates again before each job, which a hospital whose
     certificate has expired does not take; nor does a site take a job that is not plain (``flare.plain_jobs``), or a
-    hospital a command that would show or delete what is its own (``flare.commands``).
+    hospital a command that would show or delete what is its own, or the server one that hospitals are not to give
+    (``flare.commands``).
 
     FLARE tells a component nothing before it connects, and its working folder is the kit then: so the kit is looked at
     where the component is built.
@@ -77,6 +78,8 @@ class Start(FLComponent):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:  # FLARE's own validator is there now, and no job has come
             look_first()
+            if self._kit.role == "server":
+                refuse_commands(fl_ctx.get_prop(FLContextKey.SITE_OBJ).cell)
         elif event_type == EventType.BEFORE_CLIENT_REGISTER:
             refuse_others(fl_ctx.get_prop(FLContextKey.SITE_OBJ).cell)
         elif event_type == EventType.BEFORE_CHECK_RESOURCE_MANAGER:  # the server asks a hospital whether it takes a job
