@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import stats
 
 from comparing import SOFT, compared
@@ -76,13 +77,13 @@ def test_two_rows_are_compared_patient_by_patient(done: tuple[Path, Plan, Result
     assert known is not None
     base = known[0]["Local"]
 
-    def shifted(by: float, seed: int) -> Sheets:
-        """The hospitals' sheets with these many more right answers, always of the same patients."""
+    def right_in(share: float) -> Sheets:
+        """The hospitals' sheets with this share of right answers; a larger one has the same patients right and more."""
         changed: Sheets = {}
         for site, splits in base.items():
             sheet = splits["test"]
             truth = sheet.truth.targets[:].long()
-            right = np.random.default_rng(7).permutation(len(truth)) < (0.5 + by) * len(truth)
+            right = np.random.default_rng(7).permutation(len(truth)) < share * len(truth)
             answers = sheet.answers.clone().double()
             for place, one in enumerate(right):
                 answers[place] = 0.0
@@ -90,23 +91,24 @@ def test_two_rows_are_compared_patient_by_patient(done: tuple[Path, Plan, Result
             changed[site] = {"test": replace(sheet, answers=answers)}
         return changed
 
-    table = {
-        name: {(None, seed): shifted(by, seed) for seed in SEEDS}
-        for name, by in (("Local", 0.0), ("Good", 0.2), ("Better", 0.4))
-    }
+    shares = {"Local": 0.5, "Good": 0.375, "Better": 0.625}
+    table = {name: {(None, seed): right_in(share) for seed in SEEDS} for name, share in shares.items()}
     sites = list(base)
     rows = Rows(table, sites, Measure(), "Local", None, lambda pairs: np.ones((len(pairs), len(sites)), bool))
-    scores = [
-        np.mean([table["Better"][None, 0][s]["test"].score - table["Good"][None, 0][s]["test"].score for s in sites])
-    ]
-    mean = Gain(mean=float(scores[0]), deviation=0.0, p=None, wins=3, losses=0, pairs=3)
+    good, better = ([table[name][None, 0][site]["test"] for site in sites] for name in ("Good", "Better"))
+    apart = np.array([two.score - one.score for one, two in zip(good, better, strict=True)])
+    patients = np.array([sheet.patients for sheet in good])
+
+    def reach(variances: NDArray[np.float64]) -> float:
+        error = np.sqrt((variances / patients).sum()) / len(sites)
+        return float(stats.t.ppf(0.975, patients.sum() - len(sites)) * error)
+
+    mean = Gain(mean=float(apart.mean()), deviation=0.0, p=None, wins=3, losses=0, pairs=3)
     gain, _ = rows.certain("Better", "Good", mean, {})
-    patients = [table["Good"][None, 0][site]["test"].patients for site in sites]
-    share = float(scores[0])
-    error = np.sqrt(sum(share * (1 - share) / count for count in patients)) / len(patients)
-    reach = stats.t.ppf(0.975, sum(patients) - len(patients)) * error
+    drawn_apart = sum(np.array([sheet.score * (1 - sheet.score) for sheet in each]) for each in (good, better))
+    assert reach(drawn_apart) > apart.mean() > reach(apart * (1 - apart))
     assert gain.interval is not None and gain.interval[0] > 0
-    assert (gain.interval[1] - gain.interval[0]) / 2 == pytest.approx(reach, rel=0.3)
+    assert (gain.interval[1] - gain.interval[0]) / 2 == pytest.approx(reach(apart * (1 - apart)), rel=0.25)
 
 
 def test_the_tables_say_who_is_level_with_the_first(done: tuple[Path, Plan, Results]) -> None:
