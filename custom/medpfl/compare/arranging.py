@@ -13,10 +13,10 @@ Orders = list[tuple[str, list[Row]]]
 
 def ranked(content: Results) -> list[Row]:
     """The rows, best mean first."""
-    return in_order(content.rows, content.measure)
+    return by_mean(content.rows, content.measure)
 
 
-def in_order(rows: Sequence[Row], measure: Measure) -> list[Row]:
+def by_mean(rows: Sequence[Row], measure: Measure) -> list[Row]:
     """Likewise, of rows alone."""
     return _sorted(rows, lambda row: measure.rank(row.best.mean))
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from medpfl.compare.arranging import in_order
+from medpfl.compare.arranging import by_mean
 from medpfl.compare.file import POOLED
 from medpfl.compare.results import Results, Row
 from medpfl.tasks.metrics.measure import Measure
@@ -12,12 +12,12 @@ from medpfl.tasks.metrics.measure import Measure
 def first_row(rows: Sequence[Row], measure: Measure) -> Row | None:
     """The one with the best mean that hospitals can have, which a model of all their data in one place is not; None
     where no row has a mean."""
-    return next((row for row in in_order(rows, measure) if row.name != POOLED and row.best.mean is not None), None)
+    return next((row for row in by_mean(rows, measure) if row.name != POOLED and row.best.mean is not None), None)
 
 
 def level_text(content: Results) -> str:
     """Which rows are level with the first, in a sentence or two; "" where no interval is known."""
-    rows = [row for row in in_order(content.rows, content.measure) if row.name != POOLED]
+    rows = [row for row in by_mean(content.rows, content.measure) if row.name != POOLED]
     first = first_row(content.rows, content.measure)
     known = {row.name: row.to_first.interval[1] for row in rows if row.to_first and row.to_first.interval}
     if first is None or not known:
