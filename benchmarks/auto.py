@@ -228,7 +228,7 @@ def command(
     study: Annotated[list[str] | None, typer.Option(help="One of the studies; default: all.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the numbers and the machine's facts.")] = None,
 ) -> None:
-    """Auto in the stored studies, beside the references and the best row that is stored (about four hours)."""
+    """Auto in the stored studies, beside the references and the best row that is stored (several hours)."""
     facts = machine()
     results = measure(study or list(STUDIES), runs)
     write_json(out, "auto", facts, results)
