@@ -30,3 +30,26 @@ def test_a_round_that_broke_a_hospitals_models_is_nobodys_best() -> None:
     }
     assert means == {1: 0.6, 3: (0.7 + 0.6) / 2}
     assert rounds.best["personal"].round == 3
+
+
+LATE: list[dict[str, float | None]] = [
+    {"a": 0.9, "b": 0.9},
+    {"a": 0.92, "b": 0.92},
+    {"a": 0.94, "b": 0.94, "c": 0.5},  # c has been away so far
+    {"a": 0.94, "b": 0.94, "c": 0.7},
+    {"a": 0.94, "b": 0.94, "c": 0.6},
+]
+
+
+def test_rounds_before_a_hospital_came_are_not_compared_with_those_after() -> None:
+    """The mean of a and b alone, whose cases are easy, would be the best one for good, in a round of which c holds no
+    model."""
+    rounds = BestRounds(Record("job", ("a", "b", "c")), "auc", Measure())
+    best = []
+    for number, said in enumerate(LATE, start=1):
+        for site, value in said.items():
+            line = MetricLine(model="personal", split="validation", round=number, metrics={"auc": value})
+            rounds.take(site, [line])
+        rounds.choose(number)
+        best.append(rounds.best["personal"].round)
+    assert best == [1, 2, 3, 4, 4]

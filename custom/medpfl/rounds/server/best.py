@@ -15,7 +15,8 @@ class BestRounds:
     """The best unweighted mean of the hospitals' validation ``score`` so far, for every deployed model.
 
     A hospital that did not answer counts with its last known score; ties go to the earlier round. One that had a score
-    before and now says that it is no number may hold models that broke: such a round is nobody's best.
+    before and now says that it is no number may hold models that broke: such a round is nobody's best. When a hospital
+    tells its first score, the best begins anew: the means before were of fewer hospitals, whose cases may be easier.
     """
 
     def __init__(self, record: Record, score: str, measure: Measure):
@@ -24,6 +25,8 @@ class BestRounds:
         self.scores: dict[str, dict[str, float]] = {}
         self._broken: set[str] = set()
         """Models that have no score this time at a hospital where they had one."""
+        self._more: set[str] = set()
+        """Models that are scored at more hospitals than when their best round was chosen."""
 
     def take(self, site: str, lines: Sequence[MetricLine]) -> None:
         """Record a hospital's metric lines and keep its scores."""
@@ -31,6 +34,8 @@ class BestRounds:
             self._record.metric(line.validated_at(site))
             value, known = line.metrics.get(self._score), self.scores.setdefault(line.model, {})
             if value is not None:
+                if site not in known:
+                    self._more.add(line.model)
                 known[site] = value
             elif site in known:
                 self._broken.add(line.model)
@@ -50,8 +55,12 @@ class BestRounds:
                 continue
             mean = float(np.mean([scores[site] for site in sorted(scores)]))
             self._record.mean_score(round_number, model, self._score, mean)
-            if of_all and (model not in self.best or self._measure.better(mean, self.best[model].score)):
+            if not of_all:
+                continue
+            first = model in self._more or model not in self.best
+            if first or self._measure.better(mean, self.best[model].score):
                 self.best[model] = BestRound(round=round_number, score=mean)
+            self._more.discard(model)
 
     def restore(self, best: Mapping[str, BestRound], scores: Mapping[str, Mapping[str, float]]) -> None:
         """Go on from what a checkpoint kept of both."""
