@@ -172,6 +172,7 @@ MADE: dict[str, Callable[[int, int], nn.Module]] = {
     "complex constant": Constant,
     "float64": lambda channels, outputs: Typed(channels, outputs, torch.float64),
     "float16": lambda channels, outputs: Typed(channels, outputs, torch.float16),
+    "bfloat16": lambda channels, outputs: Typed(channels, outputs, torch.bfloat16),
     "not affine": lambda channels, outputs: Net(channels, outputs, affine=False),
     "dict": lambda channels, outputs: Telling(channels, outputs, always=True),
     "tuple": lambda channels, outputs: Telling(channels, outputs, always=False),
@@ -295,6 +296,12 @@ def test_complex_numbers_are_refused(sites: dict[str, Path], tmp_path: Path, kin
     with pytest.raises(ConfigError, match="phase' in the network holds complex numbers, which can neither be mixed"):
         begin(job_of(small(kind, **args), "complex"), sites, tmp_path)
     play(small(kind, **args), "complex constant", sites, tmp_path)
+
+
+def test_bfloat16_weights_are_refused(sites: dict[str, Path], tmp_path: Path) -> None:
+    """They trained in one process, and on FLARE the first round failed at every hospital."""
+    with pytest.raises(ConfigError, match="in the network is bfloat16, which FLARE's arrays cannot carry"):
+        begin(job_of(small(FedAvg), "bfloat16"), sites, tmp_path)
 
 
 ON_OUTPUTS = [small(FedRoD), small(MoE), small(DSFL, public="shared")]

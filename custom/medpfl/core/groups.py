@@ -128,7 +128,7 @@ def without(keys: Sequence[str], removed: Iterable[str]) -> list[str]:
 
 def check_entries(network: nn.Module) -> None:
     """Every entry of its state is a tensor that it holds, so that what is copied into the entry is in the network; and
-    it is a dense array of real numbers with a place for each of its values, of its own.
+    it is a dense array of real numbers that FLARE's arrays can carry, with a place for each of its values, of its own.
 
     Raises:
         ConfigError: naming the entry.
@@ -157,6 +157,11 @@ def check_entries(network: nn.Module) -> None:
                 f"'{key}' in the network holds complex numbers, which can neither be mixed nor protected by noise: let "
                 "the network hold their real and imaginary parts (torch.view_as_real), and make the complex numbers of "
                 "them where it computes"
+            )
+        if entry.dtype == torch.bfloat16:
+            raise ConfigError(
+                f"'{key}' in the network is bfloat16, which FLARE's arrays cannot carry: let the network hold float32; "
+                "a method's precision says in what its training computes"
             )
         if any(size > 1 and step == 0 for size, step in zip(entry.shape, entry.stride(), strict=True)):
             raise ConfigError(
