@@ -2,7 +2,12 @@
 """What others in a federation may ask of a hospital's process past the console: FLARE's own agent is asked as the
 server asks it, but without the header by which FLARE would look at the hospital's policy."""
 
+import json
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +18,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.private.admin_defs import Message
@@ -113,33 +119,79 @@ def test_a_job_that_the_lead_deletes_is_deleted(agent: FedAdminAgent, kit: Path)
     assert not (kit / JOB).exists() and (kit / "medpfl" / "ours" / "patients.txt").exists()
 
 
+@contextmanager
+def as_flare_has_it(cell: Cell) -> Iterator[None]:
+    """Without filters before, and without those of the test afterwards."""
+    kinds = (cell.core_cell.in_filter_reg, cell.core_cell.in_req_filter_reg)
+    before = [kind.reg for kind in kinds]
+    for kind in kinds:
+        kind.reg = {}
+    try:
+        yield
+    finally:
+        for kind, reg in zip(kinds, before, strict=True):
+            kind.reg = reg
+
+
+def told(cell: Cell, target: Cell, channel: str, topic: str) -> bool:
+    own = target.core_cell.get_fqcn()
+    return bool(cell.send_request(channel, topic, own, new_cell_message({}, "?"), timeout=3).payload == "told")
+
+
+def answer(_: Any) -> Any:
+    return new_cell_message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, "told")
+
+
+def send_bundle(cell: Cell, target: Cell, channel: str, topic: str) -> None:
+    """FLARE takes a bundle's messages one by one, past its first kind of filter."""
+    own = target.core_cell.get_fqcn()
+    inside = TargetMessage(own, channel, topic, new_cell_message({}, "?")).to_dict()
+    cell.core_cell.fire_and_forget(CellChannel.CELLNET, "bulk", own, new_cell_message({}, [inside]))
+
+
+def noting(came: list[str]) -> Callable[[Any], Any]:
+    def note(message: Any) -> Any:
+        came.append(message.get_header(MessageHeaderKey.ORIGIN))
+        return answer(message)
+
+    return note
+
+
+def wait_for(came: list[str], count: int) -> None:
+    deadline = time.monotonic() + 20
+    while len(came) < count and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(came) == count
+
+
 @pytest.mark.parametrize(
     "channel", [CellChannel.CLIENT_MAIN, CellChannel.CLIENT_COMMAND, CellChannel.AUX_COMMUNICATION]
 )
 def test_a_hospital_answers_its_server_alone(cells: Cells, hospital: Cell, channel: str) -> None:
     """FLARE's server passes a message of one hospital on to another."""
     came: list[str] = []
-
-    def answers(message: Any) -> Any:
-        came.append(message.get_header(MessageHeaderKey.ORIGIN))
-        return new_cell_message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, "told")
-
-    hospital.register_request_cb(channel=channel, topic="tell", cb=answers)
-    own, other = cells.of("asked").get_fqcn(), cells.of("prying")
-    before = hospital.core_cell.in_filter_reg.reg
-    hospital.core_cell.in_filter_reg.reg = {}
-
-    def told(cell: Cell) -> bool:
-        reply = cell.send_request(channel, "tell", own, new_cell_message({}, "?"), timeout=3)
-        return reply.payload == "told"
-
-    try:
-        assert told(cells.server) and told(other)  # as FLARE has it
+    hospital.register_request_cb(channel=channel, topic="tell", cb=noting(came))
+    other = cells.of("prying")
+    with as_flare_has_it(hospital):
+        assert told(cells.server, hospital, channel, "tell") and told(other, hospital, channel, "tell")
         refuse_others(hospital)
-        assert told(cells.server) and not told(other) and told(cells.server)
-        assert came.count(other.get_fqcn()) == 1
-    finally:
-        hospital.core_cell.in_filter_reg.reg = before
+        assert told(cells.server, hospital, channel, "tell") and not told(other, hospital, channel, "tell")
+        assert told(cells.server, hospital, channel, "tell")
+        assert came.count(other.core_cell.get_fqcn()) == 1
+
+
+def test_a_hospital_answers_its_server_alone_in_bundles_too(cells: Cells, hospital: Cell) -> None:
+    came: list[str] = []
+    channel, other = CellChannel.CLIENT_MAIN, cells.of("prying")
+    hospital.register_request_cb(channel=channel, topic="bundled", cb=noting(came))
+    with as_flare_has_it(hospital):
+        send_bundle(other, hospital, channel, "bundled")
+        wait_for(came, 1)
+        refuse_others(hospital)
+        send_bundle(other, hospital, channel, "bundled")
+        send_bundle(cells.server, hospital, channel, "bundled")
+        wait_for(came, 2)
+    assert came == [other.core_cell.get_fqcn(), "server"]
 
 
 def test_both_processes_of_a_hospital_do(
@@ -158,29 +210,35 @@ def test_both_processes_of_a_hospital_do(
     assert closed == [hospital, "the job's"]
 
 
-def told(cell: Cell, target: Cell, channel: str, topic: str) -> bool:
-    own = target.core_cell.get_fqcn()
-    return bool(cell.send_request(channel, topic, own, new_cell_message({}, "?"), timeout=3).payload == "told")
+INNER = [(CellChannel.SERVER_PARENT_LISTENER, ServerCommandNames.GET_CLIENTS), ("_net_manager", "process_info")]
 
 
-def answer(_: Any) -> Any:
-    return new_cell_message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, "told")
-
-
-def test_the_server_tells_its_own_processes_alone_what_is_for_them(cells: Cells) -> None:
-    """Each hospital was told the tokens of all."""
-    channel, topic, job = CellChannel.SERVER_PARENT_LISTENER, ServerCommandNames.GET_CLIENTS, cells.of("server")
-    cells.server.register_request_cb(channel=channel, topic="*", cb=answer)
-    before = cells.server.core_cell.in_filter_reg.reg
-    cells.server.core_cell.in_filter_reg.reg = {}
-    try:
-        assert told(job, cells.server, channel, topic)
-        assert told(cells.of("prying"), cells.server, channel, topic)  # as FLARE has it
+@pytest.mark.parametrize(("channel", "topic"), INNER)
+def test_the_server_tells_its_own_processes_alone_what_is_for_them(cells: Cells, channel: str, topic: str) -> None:
+    """Each hospital was told the tokens of all, and could ask the server, and by it each other, to stop connections."""
+    job, other, came = cells.of("server"), cells.of("prying"), list[str]()
+    cells.server.register_request_cb(channel=channel, topic=topic, cb=noting(came))
+    with as_flare_has_it(cells.server):
+        assert told(job, cells.server, channel, topic) and told(other, cells.server, channel, topic)
         refuse_commands(cells.server)
-        assert told(job, cells.server, channel, topic)
-        assert not told(cells.of("prying"), cells.server, channel, topic)
-    finally:
-        cells.server.core_cell.in_filter_reg.reg = before
+        assert told(job, cells.server, channel, topic) and not told(other, cells.server, channel, topic)
+        came.clear()
+        send_bundle(other, cells.server, channel, topic)
+        send_bundle(job, cells.server, channel, topic)
+        wait_for(came, 1)
+    assert came == [job.core_cell.get_fqcn()]
+
+
+def test_the_server_lets_nobody_take_anothers_name(made: Path) -> None:
+    """Each message of the server holds the token by which FLARE knows its own: with it, or with one of before it was
+    registered anew, a hospital spoke as the server, to the server and to the others. Nor is anything passed on that is
+    for the network's cells."""
+    script = ROOT / "tests" / "support" / "certified_cells.py"
+    ran = subprocess.run([sys.executable, str(script), str(made.parent)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["before"] == {"server": found["others"], "hospital-a": found["others"]}  # as FLARE has it
+    assert found["after"] == {"server": found["own"], "hospital-a": found["own"]}
 
 
 def test_a_job_is_ended_by_the_server_and_not_by_a_hospital(cells: Cells) -> None:

@@ -13,8 +13,16 @@ from collections.abc import Callable
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Cell
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessageType, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import (
+    CellChannel,
+    CellChannelTopic,
+    MessageHeaderKey,
+    MessagePropKey,
+    MessageType,
+    ReturnCode,
+)
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.net_agent import _CHANNEL
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message as CellMessage
 from nvflare.private.admin_defs import Message, error_reply
@@ -25,6 +33,7 @@ from nvflare.private.fed.server.server_commands import ServerCommands
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INNER = "this is for the server's own processes to ask"
+_INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, _CHANNEL)
 _LOG = logging.getLogger(__name__)
 
 
@@ -57,24 +66,37 @@ def close_commands() -> None:
 
 def refuse_others(cell: object) -> None:
     """From now on ``cell``, by which one of a hospital's processes is reached, answers the server, the relay before it
-    and the hospital's own processes. An honest server lets nobody take another's name."""
+    and the hospital's own processes. Its server lets nobody take another's name (``refuse_commands``)."""
+    own = cell.core_cell.get_fqcn() if isinstance(cell, Cell) else ""
 
-    def may(origin: str, own: str, channel: str, topic: str) -> bool:
+    def wrong(message: CellMessage) -> str | None:
+        origin, target, channel, topic = _way(message)
+        if target != own or not _asks(message) or _of_server(origin):
+            return None
         related = f"{own}.".startswith(f"{origin}.") or origin.startswith(f"{own}.")
-        # A neighbour says that it is there, or goes.
-        return channel == CellChannel.CELLNET or _of_server(origin) or related
+        goes = (channel, topic) == (CellChannel.CELLNET, CellChannelTopic.Bye)  # a neighbour
+        return None if related or goes else "a hospital answers its server alone"
 
-    _answer(cell, may, "a hospital answers its server alone")
+    _look_at(cell, wrong)
 
 
 def refuse_commands(cell: object) -> None:
-    """From now on the server's own process, reached by ``cell``, takes what its jobs' processes say to it from these
-    alone. FLARE asks for no more than a place in the federation: each hospital could be told the others' tokens."""
+    """From now on the server's own process, reached by ``cell``, takes and passes on what is said in the speaker's own
+    name, and of the network and to the server's processes nothing that comes from outside of them.
 
-    def may(origin: str, own: str, channel: str, topic: str) -> bool:
-        return channel != CellChannel.SERVER_PARENT_LISTENER or _of_server(origin)
+    FLARE asks for no more than a place in the federation. The token that it knows its own messages by stands in each of
+    them that a hospital gets, so that each could speak as the server, to the server and to the others. The name of who
+    is connected is that of its certificate.
+    """
 
-    _answer(cell, may, _INNER)
+    def wrong(message: CellMessage) -> str | None:
+        origin = _way(message)[0]
+        speaker, certified = (message.get_prop(key) for key in (MessagePropKey.ENDPOINT, MessagePropKey.COMMON_NAME))
+        if certified and (_of_server(origin) or not f"{origin}.".startswith(f"{speaker.name}.")):
+            return f"it came from {speaker.name!r}"
+        return _inner(message)
+
+    _look_at(cell, wrong)
 
 
 def refuse_commands_to_job(fl_ctx: FLContext) -> None:
@@ -96,25 +118,42 @@ def refuse_commands_to_job(fl_ctx: FLContext) -> None:
 
     # By keyword, for FLARE's cell looks at the channel's to tell whether its messages come in pieces.
     cell.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="*", cb=execute)
+    _look_at(cell, _inner)
 
 
-def _answer(cell: object, may: Callable[[str, str, str, str], bool], why: str) -> None:
-    """Requests to ``cell`` for which ``may`` (of origin, own name, channel and topic) is not so are refused."""
+def _look_at(cell: object, wrong: Callable[[CellMessage], str | None]) -> None:
+    """What comes to ``cell`` and of which ``wrong`` tells a reason is refused. FLARE's first kind of filter sees all
+    but what comes in a bundle ("bulk"), which the second sees."""
     if not isinstance(cell, Cell):  # of tests in one process
         return
-    own: str = cell.core_cell.get_fqcn()
 
     def look(message: CellMessage) -> CellMessage | None:
-        keys = (MessageHeaderKey.ORIGIN, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
-        origin, channel, topic = (str(message.get_header(key)) for key in keys)
-        asks = message.get_header(MessageHeaderKey.MSG_TYPE) == MessageType.REQ
-        here = message.get_header(MessageHeaderKey.DESTINATION) == own
-        if not (asks and here) or may(origin, own, channel, topic):
+        why = wrong(message)
+        if why is None:
             return None
-        _LOG.error("a request that %r sent here is refused (%r, %r)", origin, channel, topic)
+        origin, target, channel, topic = _way(message)
+        _LOG.error("a message that %r sent to %r is refused (%r, %r): %s", origin, target, channel, topic, why)
         return make_reply(ReturnCode.UNAUTHENTICATED, why)
 
     cell.core_cell.add_incoming_filter("*", "*", look)
+    cell.core_cell.add_incoming_request_filter("*", "*", look)
+
+
+def _way(message: CellMessage) -> tuple[str, str, str, str]:
+    """Origin, destination, channel and topic."""
+    keys = (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
+    origin, target, channel, topic = (str(message.get_header(key)) for key in keys)
+    return origin, target, channel, topic
+
+
+def _asks(message: CellMessage) -> bool:
+    return bool(message.get_header(MessageHeaderKey.MSG_TYPE) == MessageType.REQ)
+
+
+def _inner(message: CellMessage) -> str | None:
+    """Why it is not for the server's processes, of what these say to each other and to the network's cells."""
+    origin, _, channel, _ = _way(message)
+    return _INNER if channel in _INNER_CHANNELS and not _of_server(origin) and _asks(message) else None
 
 
 def _of_server(origin: str) -> bool:
