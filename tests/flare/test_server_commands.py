@@ -232,13 +232,15 @@ def test_the_server_tells_its_own_processes_alone_what_is_for_them(cells: Cells,
 def test_the_server_lets_nobody_take_anothers_name(made: Path) -> None:
     """Each message of the server holds the token by which FLARE knows its own: with it, or with one of before it was
     registered anew, a hospital spoke as the server, to the server and to the others. Nor is anything passed on that is
-    for the network's cells."""
+    for the network's cells; one that is told that a neighbour goes closes its way to the server."""
     script = ROOT / "tests" / "support" / "certified_cells.py"
     ran = subprocess.run([sys.executable, str(script), str(made.parent)], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout.splitlines()[-1])
-    assert found["before"] == {"server": found["others"], "hospital-a": found["others"]}  # as FLARE has it
-    assert found["after"] == {"server": found["own"], "hospital-a": found["own"]}
+    others, own, goes = found["others"], found["own"], found["goes"]
+    assert found["before"] == {"server": [*others, *goes], "hospital-a": [*others, *goes]}
+    assert found["to one that answers the server alone"] == {"server": goes, "hospital-a": []}
+    assert found["after"] == {"server": [*own, *goes], "hospital-a": []}
 
 
 def test_a_job_is_ended_by_the_server_and_not_by_a_hospital(cells: Cells) -> None:

@@ -14,15 +14,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from nvflare.fuel.f3.cellnet.cell import Cell
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.utils.fed_utils import nvflare_fobs_initialize
 
-from medpfl.flare.commands import refuse_commands
+from medpfl.flare.commands import refuse_commands, refuse_others
 
-CHANNEL, TOPIC = CellChannel.AUX_COMMUNICATION, "tell"
-NETWORK = "_net_manager"
+Said = tuple[str, str, str]
+"""In whose name, and the channel and topic."""
+TELL = (CellChannel.SERVER_MAIN, "tell")
+NETWORK = ("_net_manager", "change_root")
+GOES = (CellChannel.CELLNET, CellChannelTopic.Bye)
 SERVER = "server.example.org"
 TARGETS = ("server", "hospital-a")
 CA = {DriverParams.CA_CERT: "rootCA.pem"}
@@ -54,9 +57,9 @@ def pry(kit: Path, url: str, names: Connection) -> None:
         time.sleep(0.1)
     names.send("connected")
     while True:
-        name, channel = names.recv()
+        name, channel, topic = names.recv()
         for target in TARGETS:
-            cell.core_cell.fire_and_forget(channel, TOPIC, target, Message({"as": name}))
+            cell.core_cell.fire_and_forget(channel, topic, target, Message({"as": name}))
         time.sleep(0.5)
         names.send("said")
 
@@ -71,21 +74,22 @@ def main(kits: Path) -> None:
     other.start()  # cells of one process have no connection between them
     server = cell_of("server", kits / SERVER, url, {**CA, **OF_SERVER})
     asked = cell_of("hospital-a", kits / "hospital-a", url, {**CA, **OF_HOSPITAL})
-    came: dict[str, list[tuple[str, str]]] = {target: [] for target in TARGETS}
+    came: dict[str, list[Said]] = {target: [] for target in TARGETS}
     for cell in (server, asked):
         to = came[cell.core_cell.get_fqcn()]
 
-        def note(message: Message, to: list[tuple[str, str]] = to) -> None:
-            to.append((str(message.get_header("as")), str(message.get_header(MessageHeaderKey.CHANNEL))))
+        def note(message: Message, to: list[Said] = to) -> None:
+            way = (message.get_header(key) for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
+            to.append((str(message.get_header("as")), *(str(one) for one in way)))  # type: ignore[arg-type]
 
-        for channel in (CHANNEL, NETWORK):
-            cell.register_request_cb(channel, TOPIC, note)
+        for channel, topic in (TELL, NETWORK, GOES):
+            cell.register_request_cb(channel, topic, note)
     assert names.poll(60), "no connection to the server"
     names.recv()
 
-    def say(said: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-        for name in said:
-            names.send(name)
+    def say(all_said: list[Said]) -> dict[str, list[Said]]:
+        for said in all_said:
+            names.send(said)
             names.recv()
         heard = {target: list(found) for target, found in came.items()}
         for found in came.values():
@@ -93,12 +97,14 @@ def main(kits: Path) -> None:
         return heard
 
     names_of_others = ("server", "server.hospital-b", "server.job-1", "hospital-a", "hospital-a.hospital-b")
-    others = [*((name, CHANNEL) for name in names_of_others), ("hospital-b", NETWORK)]
-    before = say(others)
+    others = [*((name, *TELL) for name in names_of_others), ("hospital-b", *NETWORK)]
+    own, goes = [("hospital-b", *TELL), ("hospital-b.job-1", *TELL)], [("hospital-b", *GOES)]
+    found = {"others": others, "own": own, "goes": goes, "before": say([*others, *goes])}
+    refuse_others(asked)
+    found["to one that answers the server alone"] = say(goes)
     refuse_commands(server)
-    own = [("hospital-b", CHANNEL), ("hospital-b.job-1", CHANNEL)]
-    after = say([*others, *own])
-    sys.stdout.write(json.dumps({"others": others, "own": own, "before": before, "after": after}) + "\n")
+    found["after"] = say([*others, *own, *goes])
+    sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     other.kill()
     os._exit(0)  # FLARE's threads would go on

@@ -33,6 +33,7 @@ from nvflare.private.fed.server.server_commands import ServerCommands
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INNER = "this is for the server's own processes to ask"
+_GOES = (CellChannel.CELLNET, CellChannelTopic.Bye)
 _INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, _CHANNEL)
 _LOG = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def refuse_others(cell: object) -> None:
         if target != own or not _asks(message) or _of_server(origin):
             return None
         related = f"{own}.".startswith(f"{origin}.") or origin.startswith(f"{own}.")
-        goes = (channel, topic) == (CellChannel.CELLNET, CellChannelTopic.Bye)  # a neighbour
+        goes = (channel, topic) == _GOES and message.get_prop(MessagePropKey.ENDPOINT).name == origin  # a neighbour
         return None if related or goes else "a hospital answers its server alone"
 
     _look_at(cell, wrong)
@@ -90,10 +91,12 @@ def refuse_commands(cell: object) -> None:
     """
 
     def wrong(message: CellMessage) -> str | None:
-        origin = _way(message)[0]
+        origin, target, *what = _way(message)
         speaker, certified = (message.get_prop(key) for key in (MessagePropKey.ENDPOINT, MessagePropKey.COMMON_NAME))
         if certified and (_of_server(origin) or not f"{origin}.".startswith(f"{speaker.name}.")):
             return f"it came from {speaker.name!r}"
+        if tuple(what) == _GOES and target != FQCN.ROOT_SERVER and not _of_server(origin):
+            return "who goes says so to its neighbours"  # another cell would take it for the server that goes
         return _inner(message)
 
     _look_at(cell, wrong)
