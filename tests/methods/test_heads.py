@@ -20,6 +20,8 @@ from medpfl.methods.lg_fedavg import LGFedAvg
 from medpfl.methods.moon import Moon
 from medpfl.methods.pfednet import PFedNet
 from medpfl.models.contract import Architecture
+from medpfl.models.extractor import Extractor
+from medpfl.models.split import find_body
 from medpfl.tasks.tabular import Tabular
 from tools import Make, run
 
@@ -80,3 +82,33 @@ def test_what_d_fedap_compares_enters_a_head_that_predicts(
     job = make_job(mixers=mixers, method=method, task=Tabular("blood", architecture=WithAuxiliary("always run")))
     with pytest.raises(ConfigError, match="the head of the network Auxiliary is taken to be 'aux', which does not run"):
         run(job, table_sites, tmp_path)
+
+
+class EveryLevel(nn.Module):
+    """A U-Net of two levels whose lower one has scores of its own for deep supervision, as MONAI's MedNeXt has them:
+    they are computed when it predicts, too, and nothing is made of them."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.down, self.bottom = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 5, 3, padding=1)
+        self.lower = nn.Conv2d(5, outputs, 1)
+        self.up, self.head = nn.ConvTranspose2d(5, 4, 2, 2), nn.Conv2d(4, outputs, 1)
+        self.held: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Any:
+        deepest = self.bottom(self.down(inputs))
+        smaller = self.lower(deepest)
+        self.held = [smaller]  # as MONAI's DynUNet does
+        found = self.head(self.up(deepest))
+        return [found, smaller] if self.training else found
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_body_does_not_end_in_scores_of_which_nothing_is_made(first: bool) -> None:
+    """CusFL's extractor ended in them: its features were a few scores, and it sent a layer that gives scores."""
+    network = EveryLevel(2)
+    with torch.no_grad():
+        assert find_body(network, (3, 8, 8), first=first) == "bottom"
+    assert network.training and all(weight.grad is None for weight in network.parameters())
+    names = Extractor(network, find_body(network, (3, 8, 8), first=True), (3, 8, 8)).state_dict()
+    assert {name.split(".")[1] for name in names} == {"down", "bottom"}
