@@ -16,16 +16,12 @@ from baselines import begin
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import check_entries
 from medpfl.deployed.model_file import predicting
-from medpfl.methods.contract import Method
 from medpfl.methods.cusfl import CusFL
 from medpfl.methods.fedap import FedAP
 from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedbn import FedBN
-from medpfl.methods.fedper import FedPer
-from medpfl.methods.fedrep import FedRep
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.ifca import IFCA
-from medpfl.methods.lg_fedavg import LGFedAvg
 from medpfl.methods.moon import Moon
 from medpfl.methods.scaffold import Scaffold
 from medpfl.models.contract import Architecture
@@ -281,39 +277,6 @@ def test_what_gives_something_else_is_told_so(
     task, method = Tabular("blood", architecture=Tells(kind)), FedAvg(batch_size=8)
     with pytest.raises(ConfigError, match=TOLD[kind]):
         run(make_job(mixers=dict(method.components()), method=method, task=task), table_sites, tmp_path)
-
-
-class Auxiliary(nn.Module):
-    """Its last layer serves something else than its predictions."""
-
-    def __init__(self, width: int, outputs: int) -> None:
-        super().__init__()
-        self.layer, self.head, self.aux = nn.Linear(width, 4), nn.Linear(4, outputs), nn.Linear(4, 7)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.head(torch.relu(self.layer(inputs)))
-        return found
-
-
-@dataclass(frozen=True)
-class WithAuxiliary(Architecture):
-    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return Auxiliary(input_shape[0], outputs)
-
-
-@pytest.mark.parametrize("kind", [FedPer, FedRep, LGFedAvg, Moon, FedRoD])
-def test_a_head_through_which_nothing_goes_is_refused(
-    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, kind: type[Method]
-) -> None:
-    def play(folder: str, method: Method) -> None:
-        task = Tabular("blood", architecture=WithAuxiliary())
-        job = make_job(mixers=dict(method.components()), method=method, task=task, rounds=1)
-        run(job, table_sites, tmp_path / folder)
-
-    with pytest.raises(ConfigError, match="the head of the network Auxiliary is taken to be 'aux', which does not run"):
-        play("last", kind())
-    if hasattr(kind, "head"):
-        play("named", kind(head="head"))  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)

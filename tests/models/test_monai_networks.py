@@ -196,8 +196,15 @@ def test_no_batch_norm_is_left(norm: Norm, kind: type[nn.Module]) -> None:
 def test_instance_norm_over_a_single_position() -> None:
     with pytest.raises(ConfigError, match=r"instance norm needs more than one position, and of inputs of shape"):
         DynUNet((2, 4, 4)).build((1, 4, 4), 2)
-    network = DynUNet((2, 4, 4), norm="group").build((1, 4, 4), 2)
+    network = DynUNet((2, 4, 16), norm="group").build((1, 4, 4), 2)
     assert network.training and network(torch.zeros(2, 1, 4, 4)).shape == (2, 2, 4, 4)
+
+
+def test_group_norm_over_a_single_value() -> None:
+    """Of which it makes the same number whatever the inputs are: its level learnt nothing, in silence, and the first
+    validation ended in a sentence on BatchNorm, which the network does not have."""
+    with pytest.raises(ConfigError, match=r"group norm needs more than one value in each group, and of inputs"):
+        DynUNet((2, 4, 8), norm="group").build((1, 4, 4), 2)
 
 
 def test_the_transformers_attention_is_torchs() -> None:

@@ -4,11 +4,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import head_of, name_of
 from medpfl.core.moments import entering
+from medpfl.methods.contract import Site
+from medpfl.models.outputs import check_outputs
+
+DEFINE = "define the layer that gives its outputs last, and run it as a module"
 
 
 def not_run(network: nn.Module, head: str | Sequence[str], instead: str) -> ConfigError:
@@ -24,18 +29,29 @@ def not_run(network: nn.Module, head: str | Sequence[str], instead: str) -> Conf
     )
 
 
-def check_head_trained(network: nn.Module, head: str | Sequence[str] | None) -> None:
-    """After training steps of the whole network.
+def check_head(site: Site, network: nn.Module, head: str | Sequence[str] | None, instead: str) -> None:
+    """Once in a process, and before the network is trained.
+
+    Args:
+        head: None: ``head_of``.
+        instead: what to do about it.
 
     Raises:
-        ConfigError: they reached the network and not its ``head`` (None: ``head_of``).
+        ConfigError: nothing of what the network predicts goes through the ``head``, which an auxiliary loss may train.
     """
-    head = head or head_of(network)
+    site.keep("a head that predicts", lambda: _check_head(site, network, head or head_of(network), instead))
+
+
+def _check_head(site: Site, network: nn.Module, head: str | Sequence[str], instead: str) -> None:
     inside = tuple(f"{path}." for path in ([head] if isinstance(head, str) else head))
-    trained = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
-    heads = [weight for name, weight in trained if name.startswith(inside)]
-    if heads and all(weight.grad is None for weight in heads) and any(one.grad is not None for _, one in trained):
-        raise not_run(network, head, "name another one in the method's 'head'")
+    weights = [one for name, one in network.named_parameters() if name.startswith(inside) and one.requires_grad]
+    with torch.random.fork_rng(devices=[site.device] if site.device.type == "cuda" else []):
+        outputs = network.eval()(torch.zeros(1, *site.data.input_shape, device=site.device))
+    check_outputs(outputs)
+    if weights and outputs.requires_grad:  # else it is frozen, or the network predicts without a graph
+        reached = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
+        if all(gradient is None for gradient in reached):
+            raise not_run(network, head, instead)
 
 
 def with_features(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,5 +72,5 @@ def with_features(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     finally:
         handle.remove()
     if not seen:
-        raise not_run(network, head, "define the layer that gives its outputs last, and run it as a module")
+        raise not_run(network, head, DEFINE)
     return outputs, seen[0]

@@ -11,7 +11,7 @@ from torch import nn
 
 from medpfl.core.groups import base_and_head
 from medpfl.methods.contract import Build, Method, Site
-from medpfl.methods.features import check_head_trained
+from medpfl.methods.features import check_head
 from medpfl.privacy.contract import Cover
 
 
@@ -36,5 +36,5 @@ class FedPer(Method):
         return {"model": base}
 
     def local_round(self, site: Site) -> None:
+        check_head(site, site.models["model"], self.head, "name another one in the method's 'head'")
         site.fit("model")
-        check_head_trained(site.models["model"], self.head)

@@ -20,7 +20,7 @@ from medpfl.core.mixers import Mean, Mixer
 from medpfl.data.target import Target
 from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.divergence import largest
-from medpfl.methods.features import with_features
+from medpfl.methods.features import DEFINE, check_head, with_features
 from medpfl.models.outputs import check_outputs
 from medpfl.privacy.contract import Cover
 
@@ -79,6 +79,7 @@ class FedRoD(Method):
         return {"generic": Mean()}
 
     def local_round(self, site: Site) -> None:
+        check_head(site, site.models["generic"], None, DEFINE)
         generic, head = site.models["generic"].train(), site.models["head"].train()
         train = site.data.splits["train"]
         targets = train.targets[:].long()

@@ -15,7 +15,7 @@ from medpfl.core.copied import copied
 from medpfl.core.errors import ConfigError
 from medpfl.core.groups import under
 from medpfl.methods.contract import Build, Method, Site
-from medpfl.methods.features import with_features
+from medpfl.methods.features import DEFINE, check_head, with_features
 from medpfl.privacy.contract import Cover
 
 
@@ -56,6 +56,7 @@ class Moon(Method):
         return {"model": under(models, "model")}
 
     def local_round(self, site: Site) -> None:
+        check_head(site, site.models["model"], None, DEFINE)
         network, previous = site.models["model"].train(), site.models["previous"].eval()
         common = copied(network).eval()  # as received
         for batch in site.training_batches():

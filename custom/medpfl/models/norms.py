@@ -26,7 +26,8 @@ def with_norm(network: nn.Module, norm: Norm, input_shape: tuple[int, ...]) -> n
     data, and do the same in training and evaluation.
 
     Args:
-        input_shape: C x ...; the network must leave more than one position of it to every instance norm.
+        input_shape: C x ...; the network must leave more than one position of it to every instance norm, and more than
+            one value to every group of a group norm.
 
     Raises:
         ConfigError: it does not.
@@ -37,8 +38,7 @@ def with_norm(network: nn.Module, norm: Norm, input_shape: tuple[int, ...]) -> n
         for name, child in list(module.named_children()):
             if isinstance(child, _BatchNorm):
                 module.register_module(name, _instead(child, norm))
-    if norm == "instance":
-        _check_positions(network, input_shape)
+    _check_positions(network, input_shape)
     return network
 
 
@@ -54,6 +54,12 @@ def _check_positions(network: nn.Module, input_shape: tuple[int, ...]) -> None:
     try:
         shapes_alone(network, input_shape)
     except ValueError as error:
+        if "more than 1 value per channel" in str(error):
+            raise ConfigError(
+                f"group norm needs more than one value in each group, and of inputs of shape {input_shape} this "
+                f"network keeps a single position of {GROUPS} channels or fewer in its deepest layers, each of them a "
+                "group: take larger inputs, fewer levels, or more channels"
+            ) from error
         if "more than 1 spatial element" not in str(error):
             raise
         raise ConfigError(

@@ -17,7 +17,8 @@ _OF_TOKENS = (nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncode
 
 def find_body(network: nn.Module, input_shape: tuple[int, ...], first: bool = False) -> str:
     """Path of the last module to give the smallest feature map of more than one position: the last stage of a
-    classifier before its pooling, the bottleneck of a UNet.
+    classifier before its pooling, the bottleneck of a UNet. One of which the network's result makes nothing, as of the
+    scores of a lower level that deep supervision trains, is none of its body.
 
     Args:
         first: go by what a module gives when it first runs. One that runs several times, such as the activation after
@@ -29,7 +30,7 @@ def find_body(network: nn.Module, input_shape: tuple[int, ...], first: bool = Fa
     tokens = tuple(f"{path}." for path, module in network.named_modules() if isinstance(module, _OF_TOKENS))
     maps = {
         path: shape
-        for path, shape in _run(network, input_shape, first).items()
+        for path, shape in _run(network, input_shape, first, used=True).items()
         if path and _is_map(shape, input_shape) and not f"{path}.".startswith(tokens)
     }
     if not maps:
@@ -77,16 +78,22 @@ def _is_map(shape: torch.Size, input_shape: tuple[int, ...]) -> bool:
     return len(shape) == len(input_shape) + 1 and math.prod(shape[2:]) > 1
 
 
-def _run(network: nn.Module, input_shape: tuple[int, ...], first: bool = False) -> dict[str, torch.Size]:
-    """Path to output shape of every module that gives a tensor, in the order in which they last (or ``first``) finish.
-    Neither weights, nor running statistics, nor the random generator change."""
+def _run(
+    network: nn.Module, input_shape: tuple[int, ...], first: bool = False, used: bool = False
+) -> dict[str, torch.Size]:
+    """Path to output shape of every module that gives a tensor (``used``: of which the result makes something), in the
+    order in which they last (or ``first``) finish. Neither weights, nor running statistics, nor the random generator
+    change."""
     found: dict[str, torch.Size] = {}
+    given: dict[str, Tensor] = {}
 
     def watch(path: str) -> None:
         def note(module: nn.Module, args: object, output: object) -> None:
             if isinstance(output, Tensor) and not (first and path in found):
                 found.pop(path, None)
                 found[path] = output.shape
+                if used and output.requires_grad:
+                    given[path] = output
 
         handles.append(network.get_submodule(path).register_forward_hook(note))
 
@@ -94,10 +101,21 @@ def _run(network: nn.Module, input_shape: tuple[int, ...], first: bool = False) 
     for path, _ in network.named_modules():
         watch(path)
     training = [module for module in network.modules() if module.training]
-    parameter = next(network.parameters())
+    blank = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
+    network.eval()
     try:
-        with torch.no_grad():
-            network.eval()(torch.zeros(1, *input_shape, device=parameter.device))
+        with torch.set_grad_enabled(used):
+            result = network(blank.requires_grad_(used).clone())  # some write into their inputs
+            if used and isinstance(result, Tensor) and result.requires_grad:
+                reached = torch.autograd.grad(result.sum(), list(given.values()), allow_unused=True)
+                for path, gradient in zip(given, reached, strict=True):
+                    if gradient is None:
+                        del found[path]
+        for handle in handles:
+            handle.remove()
+        if used:
+            with torch.no_grad():
+                network(blank.detach().clone())  # what it holds of its last pass must have no graph: it is copied
     finally:
         for handle in handles:
             handle.remove()

@@ -14,6 +14,7 @@ from medpfl.core.groups import BATCH_NORM, head_of, name_of
 from medpfl.core.moments import InputMoments
 from medpfl.core.tied import load_own_state
 from medpfl.methods.contract import Site
+from medpfl.methods.features import DEFINE, check_head
 
 
 def batch_norm_layers(network: nn.Module) -> dict[str, nn.Module]:
@@ -33,6 +34,8 @@ def input_statistics(name: str, network: nn.Module, site: Site) -> dict[str, Ten
     Raises:
         ConfigError: the network has no such layer.
     """
+    if name == "head_inputs":
+        check_head(site, network, None, DEFINE)
     head = head_of(network)
     layers = batch_norm_layers(network) if name == "batch_norm_inputs" else {head: network.get_submodule(head)}
     if not layers:

@@ -17,6 +17,7 @@ from medpfl.core.graph import SKETCHES
 from medpfl.core.groups import head_of, of_type, running_statistics, under, without
 from medpfl.core.mixers import Mean, Mixer, NetworkProx
 from medpfl.methods.contract import Build, Method, Site
+from medpfl.methods.features import check_head
 from medpfl.methods.pfednet.sketches import sketch
 from medpfl.privacy.contract import Cover
 
@@ -97,6 +98,8 @@ class PFedNet(Method):
         return sketch(name, site) if name in SKETCHES else super().statistics(name, site)
 
     def local_round(self, site: Site) -> None:
+        if not (self.personal or self.personal_types):
+            check_head(site, site.models["model"], None, "name another one in PFedNet's 'personal'")
         if self.alternate:
             self._fit(site, self._parts(site.models)["personal"])
         else:
