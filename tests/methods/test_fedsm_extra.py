@@ -16,6 +16,8 @@ from medpfl.job import Job
 from medpfl.methods.fedsm import FedSM, FedSMEnsemble, FedSMExtra
 from medpfl.methods.fedsm.super_model import weighted_sum
 from medpfl.models.selector import Signature
+from medpfl.privacy import ClippedNoise
+from medpfl.privacy.noise import FIXED
 from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.messages import byte_count
 from medpfl.rounds.server.coordinator import Coordinator
@@ -223,3 +225,26 @@ def test_one_hospital_alone(make_job: Make, table_sites: dict[str, Path], tmp_pa
     for number in (1, 2):
         round_of(coordinator, runners, number)
     assert runners["anna"].rounds.kept["labels"].unique().tolist() == [0]  # global and personal are the same
+
+
+def test_noise_does_not_move_a_selector_that_is_not_trained_yet(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the last round its gradient is zero at every hospital; with noise on it the server took Adam's steps along
+    nothing else, round by round."""
+    monkeypatch.setenv(FIXED, "0")
+    method = replace(extra(), optimizer="sgd", privacy=ClippedNoise(clip=0.5, noise_multiplier=2.0))
+    coordinator, runners = pieces(make_job(rounds=2, mixers=slots(), method=method), table_sites, tmp_path)
+    ready(coordinator, runners)
+
+    def sent() -> dict[str, torch.Tensor]:
+        slots = coordinator.rounds.train_messages(1, ["anna"])["anna"].slots
+        return {key: value.clone() for slot in ("selector", "global") for key, value in slots[slot].items()}
+
+    start = sent()
+    round_of(coordinator, runners, 1)
+    first = sent()
+    round_of(coordinator, runners, 2)
+    for key, value in sent().items():
+        selector = key.startswith("selector.")
+        assert torch.equal(first[key], start[key]) == selector and not torch.equal(value, first[key]), key

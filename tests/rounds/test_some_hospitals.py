@@ -4,24 +4,27 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from medpfl.core.codecs import STC
 from medpfl.core.errors import ConfigError, PolicyRefused
-from medpfl.core.mixers import StatisticsDistance
+from medpfl.core.mixers import CoordinateMedian, Mixer, StatisticsDistance, TrimmedMean
 from medpfl.data.policy import Policy
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
 from medpfl.job.sampling import asked_per_round, drawn
 from medpfl.job.settings import Settings
 from medpfl.methods.fedap import FedAP
+from medpfl.methods.fedavg import FedAvg
 from medpfl.methods.fedbn import FedBN
 from medpfl.results.files import read_mixing, read_training
 from medpfl.results.presence import presence
 from medpfl.rounds.hospital import policy
 from medpfl.rounds.protocol.requests import InitRequest
+from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
 from tools import assert_same, normed, outcome, run
 
@@ -59,6 +62,19 @@ def test_other_numbers_are_refused(given: float) -> None:
 def test_fewer_than_must_answer_are_refused(make_job: Make) -> None:
     with pytest.raises(ConfigError, match=r"hospitals_per_round is 1, and meta.json's min_clients, .* 2: ask more"):
         make_job(hospitals_per_round=1, min_clients=2)
+
+
+@pytest.mark.parametrize("mixer", [CoordinateMedian(), TrimmedMean(0.25)], ids=repr)
+@pytest.mark.parametrize(("asked", "told"), [(2, True), (0.1, True), (3, False)])
+def test_a_median_of_rounds_that_ask_two_is_refused(
+    mixer: Mixer, asked: int | float, told: bool, make_job: Make, tmp_path: Path
+) -> None:
+    """Of two hospitals it is the mean, which either can move as far as it likes; of a roster of two it was refused."""
+    method = FedAvg(lr=0.1, batch_size=8)
+    job = make_job(method=method, mixers={"fedavg": mixer}, hospitals_per_round=asked, min_clients=2)
+    refused = rf"component 'fedavg': {type(mixer).__name__} needs at least 3 hospitals in a round, and .* asks 2: "
+    with pytest.raises(ConfigError, match=refused) if told else nullcontext():
+        Coordinator(job, SITES, tmp_path / "home", tmp_path / "results").close()
 
 
 def test_without_it_a_run_keeps_its_key() -> None:

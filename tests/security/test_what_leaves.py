@@ -2,6 +2,7 @@
 """The list of what leaves a hospital is complete: everything that is found on the wire stands on it."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,7 +46,7 @@ from medpfl.rounds.leaves import _ECHOED, _described, leaves_of
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Plan, Reply, Sizes
 from small_jobs import for_few, small_job, write_table_sites
-from tools import exchange, pieces, ready, run
+from tools import exchange, normed, pieces, ready, run
 
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Job]
@@ -358,3 +359,20 @@ def test_short_lists_on_pages_name_what_the_whole_list_names() -> None:
     for page in (ROOT / "docs" / "methods").glob("*.md"):
         text = page.read_text(encoding="utf-8")
         assert page.name == "softpull.md" or "As in every job:" not in text, page.name
+
+
+def test_batch_norm_s_counts_of_steps_leave_unmixed_and_the_pages_say_so(tmp_path: Path) -> None:
+    """SoftPull's and pFedNet's pages said that they stay at the hospital."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta"])
+    coordinator, runners = pieces(small_job(2, task=normed()), sites, tmp_path / "run")
+    ready(coordinator, runners)
+    count = "model.1.num_batches_tracked"
+    sent = exchange(runners, coordinator.rounds.train_messages(1, ["anna", "berta"]))
+    told = {site: int(reply.slots["model"][count]) for site, reply in sent.items()}
+    assert told["anna"] > 0 < told["berta"]
+    coordinator.rounds.take_train(1, sent)
+    back = coordinator.rounds.train_messages(2, ["anna", "berta"])
+    assert {site: int(message.slots["model"][count]) for site, message in back.items()} == told
+    for page in ("softpull.md", "pfednet.md"):
+        text = " ".join((ROOT / "docs" / "methods" / page).read_text(encoding="utf-8").split())
+        assert re.search(r"counters? (of steps )?(travels?|is sent|are sent)", text), page

@@ -44,7 +44,7 @@ def _check_exchanged(method: Method, own: Mapping[str, Mixer]) -> None:
     """What is exchanged within a round or sent in a way of its own are slots of the method, and what hospitals are
     shown reaches the server: another name would be passed over, and nothing exchanged."""
     kind, known = type(method).__name__, ", ".join(own)
-    for what in ("refined", "shown", "delivered", "probabilities", "anew"):
+    for what in ("refined", "shown", "waiting", "delivered", "probabilities", "anew"):
         for slot in getattr(method, what):
             if slot not in own:
                 raise ConfigError(f"{kind}'s '{what}' names slot '{slot}', which it does not have; its slots: {known}")

@@ -238,6 +238,10 @@ class Method(Training):
     """Slots of which every hospital is sent all hospitals' mixed models with the first of these exchanges. A hospital
     then holds the others' models: say so in the method's documentation."""
 
+    waiting: ClassVar[Sequence[str]] = ()
+    """Slots of gradients, among these, whose training begins with such an exchange: with the training's answer a
+    hospital sends zeros, whatever its data are, on which no noise is put."""
+
     delivered: ClassVar[Sequence[str]] = ()
     """Slots that every hospital is sent with these exchanges as the server mixed them for it, and does not answer with:
     what they hold fixed."""

@@ -229,6 +229,8 @@ class Guard:
         # What a network holds fixed goes back as it came: noise would move it, and it tells of nobody.
         still = {(slot, key) for slot, state in sent.items() for key in self._fixed & state.keys()}
         still = {(slot, key) for slot, key in still if slot not in self._gradients}
+        if not step:
+            still |= {(slot, key) for slot in self._waiting(sent) for key in sent[slot]}
         places = [(slot, key) for slot, state in sorted(sent.items()) for key in sorted(state)]
         places = [place for place in places if place not in still]
         base = [_base(sent[slot][key], slot in self._gradients, received, slot, key) for slot, key in places]
@@ -237,8 +239,14 @@ class Guard:
         total.add(difference)
         noised = total.with_noise(self._ledger.stream("update", header.run, header.round, step))
         found = {place: before + value for place, before, value in zip(places, base, noised, strict=True)}
-        found.update({(slot, key): received[slot][key] for slot, key in still})
+        known = {slot: sent[slot] if slot in self._gradients else received[slot] for slot, _ in still}
+        found.update({(slot, key): known[slot][key] for slot, key in still})
         return {slot: {key: found[slot, key] for key in state} for slot, state in sent.items()}
+
+    def _waiting(self, sent: Slots) -> list[str]:
+        """Slots of gradients that are zero at every hospital; noise alone would move what is not trained yet."""
+        waiting = self._gradients.intersection(self._methods[0].waiting, sent)
+        return [slot for slot in waiting if not any(tensor.any() for tensor in sent[slot].values())]
 
     def _check_budget(self, costs: Sequence[Mechanism]) -> None:
         most = self._policy.most_epsilon

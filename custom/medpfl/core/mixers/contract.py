@@ -58,6 +58,9 @@ class Mixer(Checked):
     """When it sends a hospital what another one has sent, by itself or mixed with its own alone, which it can subtract,
     though all of three and more have answered; "": never. The list of what leaves says it."""
 
+    least_asked: ClassVar[int] = 1
+    """How many hospitals a job's rounds must ask at least, for it to do what it is there for."""
+
     @property
     def remembers(self) -> Literal["copies", "answers"] | None:
         """Which models the server keeps for it between rounds, beside what it mixes; see ``RoundInfo.known``.

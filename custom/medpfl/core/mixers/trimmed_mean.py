@@ -8,6 +8,7 @@ Definition 2.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ class Trimmed(Mixer):
     """Of every coordinate, the mean of what is left without the smallest and the largest values of the hospitals that
     answered. Each of them counts alike, whatever number of samples it says it has, and everybody gets the result.
     There is no mixing matrix. Integer entries stay as each hospital had them."""
+
+    least_asked: ClassVar = 3
 
     @abstractmethod
     def left_out(self, count: int) -> int:

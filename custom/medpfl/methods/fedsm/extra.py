@@ -40,6 +40,7 @@ class FedSMExtra(FedSM):
 
     diagnoses: ClassVar = ("selector_global", "selector_own")
     shown: ClassVar = ("global", "personal")
+    waiting: ClassVar = ("selector",)
     cover: ClassVar = FedSM.cover
 
     def __post_init__(self) -> None:

@@ -101,6 +101,7 @@ class ServerRun:
         self.record.begin(self.results)
         self.quorum = Quorum(self.record, self.roster, job.min_clients)
         self.asked = asked_per_round(job.settings, job.min_clients, len(self.roster))
+        self._check_asked()
         self.scores = BestRounds(self.record, self.terms.score, self.terms.measures[self.terms.score])
         self.done = 0
         self.joined: list[str] = []
@@ -108,6 +109,14 @@ class ServerRun:
         self._lock = StateLock()
         self._saving = Behind("medpfl-checkpoint")
         self._log = logging.getLogger(__name__)
+
+    def _check_asked(self) -> None:
+        for slot, mixer in self.job.mixers.items():
+            if self.asked is not None and self.asked < mixer.least_asked:
+                raise ConfigError(
+                    f"component '{slot}': {type(mixer).__name__} needs at least {mixer.least_asked} hospitals in a "
+                    f"round, and the controller's hospitals_per_round asks {self.asked}: ask more"
+                )
 
     def close(self) -> None:
         """Let another job work in this run's state folder, once the last checkpoint is there."""
