@@ -253,14 +253,8 @@ def test_a_hospital_without_a_score_does_not_widen_the_interval_of_the_mean() ->
         }
         for name, at in (("Local", [0.0] * 3), ("Good", values))
     }
-    rows = Rows(
-        sheets,
-        ["anna", "berta"],
-        Measure(),
-        "Local",
-        {"anna": 0.25, "berta": 10.0},
-        lambda pairs: np.array([[True, False]] * len(pairs)),
-    )
+    ratio, counted = {"anna": 0.25, "berta": 10.0}, np.array([[True, False]] * 3)
+    rows = Rows(sheets, ["anna", "berta"], Measure(), "Local", ratio, lambda pairs: counted)
     mean = paired_gain(values, [0.0] * 3)
     gain, by_site = rows.certain("Good", "Local", mean, {"anna": mean})
     assert gain.interval == by_site["anna"].interval == corrected(values, 0.25)

@@ -76,7 +76,7 @@ class Rows:
             table = intervals.by_split(table, splits)
             count = float(len(table))
             each = {s: (intervals.corrected(table[:, k].tolist(), ratio[s]), count) for k, s in enumerate(self.sites)}
-            known = [ratio[site] for site, counts in zip(self.sites, counted.any(axis=0), strict=True) if counts]
+            known = [ratio[site] for site, counts in zip(self.sites, counted.T, strict=True) if counts.any()]
             whole = intervals.corrected(means.tolist(), float(np.mean(known or list(ratio.values()))))
             if len(set(Counter(splits).values())) > 1:  # a run is missing: the gain is not the splits' mean
                 whole, each = None, dict.fromkeys(self.sites, (None, count))
