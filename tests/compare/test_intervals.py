@@ -241,6 +241,25 @@ def test_the_interval_of_one_hospital_is_that_of_a_job() -> None:
     assert of_mean([draws, np.full((2, 1000), np.nan)], [3, 5], 1)[0] is None
 
 
+def test_a_hospital_without_a_score_does_not_widen_the_interval_of_the_mean() -> None:
+    """Of repeated splits the mean's interval goes by test samples to training samples, the mean of the hospitals: also
+    of one at which no model has a score, and which is in no mean. With ten times as many test samples as training
+    samples there it was more than twice as wide."""
+    values = [0.1, 0.2, 0.3]
+    sheets: dict[str, dict[tuple[int | None, int], Sheets]] = {
+        name: {
+            (split, 0): {"anna": {"test": sheet([value] * 8)}, "berta": {"test": sheet([np.nan] * 8)}}
+            for split, value in enumerate(at)
+        }
+        for name, at in (("Local", [0.0] * 3), ("Good", values))
+    }
+    ratio, counted = {"anna": 0.25, "berta": 10.0}, np.array([[True, False]] * 3)
+    rows = Rows(sheets, ["anna", "berta"], Measure(), "Local", ratio, lambda pairs: counted)
+    mean = paired_gain(values, [0.0] * 3)
+    gain, by_site = rows.certain("Good", "Local", mean, {"anna": mean})
+    assert gain.interval == by_site["anna"].interval == corrected(values, 0.25)
+
+
 def test_seeds_of_a_split_are_no_further_splits() -> None:
     """Of two splits with five seeds that change nothing the interval is that of one seed; it was that of ten splits, a
     ninth as wide, and held the true gain in 64 of 100 comparisons."""

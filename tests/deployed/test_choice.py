@@ -11,7 +11,9 @@ from scipy.special import ndtr, ndtri, stdtrit
 from scipy.stats import binom
 
 from medpfl.data.samples import Samples
+from medpfl.deployed.card import why
 from medpfl.deployed.choice import ONE_ERROR, choose, critical
+from medpfl.deployed.model_file import Chosen
 from medpfl.tasks.metrics.labels import AUC
 from medpfl.tasks.metrics.masks import Dice
 from medpfl.tasks.metrics.measure import Measure
@@ -104,3 +106,20 @@ def test_a_model_without_a_score_is_never_taken() -> None:
     base = np.arange(8.0)
     found = choose({"local": sheet(base), "diverged": sheet(np.full(8, math.nan))}, "local", HIGHER, 0)
     assert found.model == "local" and math.isnan(found.scores["diverged"])
+
+
+@pytest.mark.parametrize(
+    ("patients", "candidates", "said"),
+    [
+        (1, {"local": 0.5, "personal": 0.7}, "Its validation patients are too few to say"),
+        (0, {}, "Its validation patients are too few to say"),
+        (500, {"local": None, "personal": None}, "The score is not defined on them, so they cannot say"),
+        (500, {"local": None, "personal": 0.7}, "The local model has no score on them, so they cannot say"),
+        (500, {"local": 0.5, "personal": None}, "No other model has a score on them, so they cannot say"),
+    ],
+)
+def test_it_is_told_why_nothing_can_be_said(patients: int, candidates: dict[str, float | None], said: str) -> None:
+    """Where no validation patient had the event, or all were of one class, the card and the hospital's page called them
+    too few, however many they were."""
+    chosen = Chosen(model="local", patients=patients, gain=None, error=None, interval=None, candidates=candidates)
+    assert why(chosen) == f"{said} that another model is better than the local one."

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,28 @@ def test_every_step_has_the_rate_of_its_moment(
     for site in table_sites:
         seen = [rate for name, _, rate in found if name == site]
         assert seen == pytest.approx([0.05 * (1 - t / 12) ** 2 for t in range(12)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Falls(Schedule):
+    """Of another package; in a straight line, to 0 at ``end`` of the rounds, and on."""
+
+    end: float
+
+    def factor(self, passed: float, rounds: float) -> float:
+        return 1 - passed / (self.end * rounds) if self.end else math.nan
+
+
+@pytest.mark.parametrize(("end", "said"), [(0.5, r"round 1\.75 of 3, got -0\.166"), (0.0, "round 0 of 3, got nan")])
+def test_a_factor_that_is_none_is_refused(
+    end: float, said: str, make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """Below zero it trained uphill, in silence, and with NaN all weights became NaN."""
+    method = FedAvg(lr=0.05, steps=4, batch_size=6, schedule=Falls(end=end))
+    coordinator, runners = begin(make_job(rounds=3, mixers={"fedavg": Mean()}, method=method), table_sites, tmp_path)
+    with pytest.raises(ConfigError, match=f"'factor' of Falls must give a number from 0 to 1, after {said}"):
+        for number in (1, 2, 3):
+            play(coordinator, runners, number)
 
 
 def test_the_number_of_rounds_is_the_servers(

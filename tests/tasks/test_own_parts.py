@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A metric, a loss and a network of another package with a mistake in them: one sentence that names the class."""
+"""A metric, a loss, a network and a task of another package with a mistake: one sentence that names the class."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +15,14 @@ from medpfl.core.errors import ConfigError
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
 from medpfl.models.contract import Architecture
+from medpfl.tasks.contract import Task
+from medpfl.tasks.inference import decide_samples
 from medpfl.tasks.losses.contract import Loss, both
 from medpfl.tasks.metrics.contract import CaseMetric, Metric
+from medpfl.tasks.multi_label import MultiLabel
+from medpfl.tasks.regression import Regression
+from medpfl.tasks.segmentation import Segmentation
+from medpfl.tasks.survival import Survival
 from medpfl.tasks.tabular import Tabular
 
 DECISIONS = torch.tensor([[0.3, 0.7], [0.6, 0.4], [0.5, 0.5]])
@@ -159,3 +165,32 @@ class Holds:
     """Something with components in it."""
 
     parts: Any
+
+
+def decided(kind: type[Task], change: Callable[[Tensor], Any], targets: Tensor, outputs: int, **args: Any) -> Tensor:
+    """What a task says of three samples whose ``decide`` makes something else of its parent's decisions."""
+    task = dataclass(frozen=True)(type("Wrong", (kind,), {"decide": lambda self, found: change(found)}))(**args)
+    samples = Samples(torch.zeros(3, 2, 4, 4), targets, np.arange(3), ["p1", "p2", "p3"], 2)
+    network = nn.Conv2d(2, outputs, 1) if kind is Segmentation else nn.Sequential(nn.Flatten(), nn.Linear(32, outputs))
+    return decide_samples(task, network, samples, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "outputs", "args", "said"),
+    [
+        (Regression, lambda found: found, 1, {}, r"\[3\], one number a case, got a tensor of the shape \[3, 1\]"),
+        (Regression, lambda found: found.mean(), 1, {}, r"\[3\], one number a case, got a tensor of the shape \[\]"),
+        (Regression, lambda found: found.tolist(), 1, {}, r"\[3\], one number a case, got a list"),
+        (Survival, lambda found: found, 1, {"horizons": (1.0,)}, r"\[3\], the time until .*, got .* \[3, 1\]"),
+        (MultiLabel, lambda found: found[:, 0], 2, {}, r"\[3, 2\], for each label .*, got .* \[3\]"),
+        (Tabular, lambda found: found.argmax(dim=1), 2, {}, r"\[3, 2\], one class a case, got .* \[3\]"),
+        (Segmentation, lambda found: found, 2, {}, r"\[3, 4, 4\], a class for every .*, got .* \[3, 2, 4, 4\]"),
+    ],
+)
+def test_decisions_of_another_shape_are_named(
+    kind: type[Task], change: Callable[[Tensor], Any], outputs: int, args: dict[str, Any], said: str
+) -> None:
+    """Of numbers N x 1 every error was that of all pairs of cases, in silence, until the hospital's page could not be
+    written after the last round; the others ended in an error of Python's."""
+    with pytest.raises(ConfigError, match=f"'decide' of Wrong must give a tensor of the shape {said}"):
+        decided(kind, change, torch.zeros(3), outputs, dataset="ward", **args)

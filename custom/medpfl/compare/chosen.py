@@ -71,11 +71,13 @@ class Rows:
                 for one, two in zip(mine, theirs, strict=True)
             ])  # fmt: skip
             ratio, splits = self.ratio, [split for split, _ in pairs]
-            means = intervals.by_split(aggregate.of_hospitals(table, self.counted(pairs)), splits)
+            counted = self.counted(pairs)
+            means = intervals.by_split(aggregate.of_hospitals(table, counted), splits)
             table = intervals.by_split(table, splits)
             count = float(len(table))
             each = {s: (intervals.corrected(table[:, k].tolist(), ratio[s]), count) for k, s in enumerate(self.sites)}
-            whole = intervals.corrected(means.tolist(), float(np.mean([ratio[site] for site in self.sites])))
+            known = [ratio[site] for site, counts in zip(self.sites, counted.T, strict=True) if counts.any()]
+            whole = intervals.corrected(means.tolist(), float(np.mean(known or list(ratio.values()))))
             if len(set(Counter(splits).values())) > 1:  # a run is missing: the gain is not the splits' mean
                 whole, each = None, dict.fromkeys(self.sites, (None, count))
         else:

@@ -194,7 +194,7 @@ The hospital's own {support} the model "{found.model}".
 def why(found: "Chosen") -> str:
     """Why the validation cases support the model that they chose, in a sentence."""
     if found.gain is None or found.error is None or found.needed is None:
-        return "Its validation patients are too few to say that another model is better than the local one."
+        return f"{_nothing(found)} that another model is better than the local one."
     than = "more" if found.model == found.best else "not more"
     d = digits(found.candidates.values())
     return (
@@ -202,6 +202,17 @@ def why(found: "Chosen") -> str:
         f"model, {than} than the {found.needed:.2f} standard errors (of {found.error:.{d + 1}f}) that it takes with "
         "so many candidates."
     )
+
+
+def _nothing(found: "Chosen") -> str:
+    """Why nothing can be said, however many patients there are where all are of one class, say."""
+    lacking = [name for name, value in found.candidates.items() if value is None]
+    if found.patients < 2 or (LOCAL not in lacking and len(lacking) < len(found.candidates) - 1):
+        return "Its validation patients are too few to say"
+    if len(lacking) == len(found.candidates):
+        return "The score is not defined on them, so they cannot say"
+    one = "The local model has no score" if LOCAL in lacking else "No other model has a score"
+    return f"{one} on them, so they cannot say"
 
 
 def _one_answer(history: "History") -> str:

@@ -25,6 +25,8 @@ _TOLD = {
     "accumulate": "accumulate",
     "fp16": "the precision fp16",
 }
+_NOTHING = 1e-9
+"""By so much a factor may miss its range, as a rounding error does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +119,19 @@ class Training(Checked):
         return self.lr
 
     def factor(self, passed: float, rounds: int) -> float:
-        """What the schedule multiplies every learning rate by after so many of the ``rounds``."""
-        return schedule_of(self.schedule).factor(passed, rounds)
+        """What the schedule multiplies every learning rate by after so many of the ``rounds``.
+
+        Raises:
+            ConfigError: it is not in [0, 1]; below, steps would go uphill.
+        """
+        schedule = schedule_of(self.schedule)
+        found = schedule.factor(passed, rounds)
+        if not -_NOTHING <= found <= 1 + _NOTHING:
+            raise ConfigError(
+                f"'factor' of {type(schedule).__name__} must give a number from 0 to 1, after round {passed:g} of "
+                f"{rounds:g}, got {found:g}"
+            )
+        return found
 
     def takes_back(self, rate: float, pull: float) -> float:
         """What part of a network's change until then a step undoes; see ``Optimizer.takes_back``."""

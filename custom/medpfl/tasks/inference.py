@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from medpfl.core.errors import ConfigError
+from medpfl.core.mixing import a_kind
 from medpfl.core.seeding import seed_torch
 from medpfl.data.resident import case_of, part_of
 from medpfl.data.rows import CaseRows
@@ -34,7 +36,8 @@ def decide_samples(
         numbers: of the samples to decide, ascending; None: all.
 
     Raises:
-        ConfigError: the network gives something else than a task can decide on.
+        ConfigError: the network gives something else than a task can decide on, or the task decides something else than
+            its target has.
     """
     whole = isinstance(samples.inputs, CaseRows)
     decisions = []
@@ -43,11 +46,25 @@ def decide_samples(
         for inputs in _parts(samples, numbers, device):
             outputs = task.infer(forward, inputs)
             check_outputs(outputs)
-            decided = task.decide(outputs).cpu()
-            if task.spec.target is Target.CLASS and decided.ndim == 2:
-                check_classes(decided, samples.classes)
+            decided = _checked(task, task.decide(outputs), outputs, samples.classes).cpu()
             decisions.append(decided.flatten() if whole else decided)
     return torch.cat(decisions)
+
+
+def _checked(task: Task, decided: object, outputs: Tensor, classes: int) -> Tensor:
+    """Decisions of a batch, as ``Target`` has them: N x 1 where N numbers are meant would be set against every case's
+    answer by every metric, in silence."""
+    target = task.spec.target
+    if target is Target.CLASS and isinstance(decided, Tensor) and decided.ndim == 2:
+        check_classes(decided, classes)
+    each = {Target.CLASS: [classes], Target.LABELS: [classes], Target.MASK: list(outputs.shape[2:])}.get(target, [])
+    expected = [len(outputs), *each]
+    if not isinstance(decided, Tensor) or list(decided.shape) != expected:
+        got = f"a tensor of the shape {list(decided.shape)}" if isinstance(decided, Tensor) else a_kind(decided)
+        raise ConfigError(
+            f"'decide' of {type(task).__name__} must give a tensor of the shape {expected}, {target.told}, got {got}"
+        )
+    return decided
 
 
 def _parts(samples: Samples, numbers: Tensor | None, device: torch.device) -> Iterator[Tensor]:
