@@ -18,6 +18,7 @@ from medpfl.flare.doctor import examine
 from medpfl.flare.hospitals import check_named, localised, settle
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import MUTUAL_TLS, Provisioned, provision, read_project
+from reissued import reissue
 from small_jobs import write_table_sites
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -340,3 +341,24 @@ def test_the_command_says_who_gets_what(
     assert f"tar -cz -C '{tmp_path}/our kits/medpfl/prod_00' KIT" in said[0]  # as it can be pasted into a shell
     code, _, error = made("--project", str(tmp_path / "no"))
     assert code == 1 and error.startswith("medpfl: cannot read the project file")
+
+
+@pytest.mark.slow
+def test_certificates_that_come_again_and_end_soon_are_told(
+    made: Provisioned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """FLARE returns what it made before, however old: the new kits would not start."""
+    kits = shutil.copytree(made.folder.parents[1], tmp_path / "kits")
+    state = kits / "medpfl" / "state" / "cert.json"
+    stored = json.loads(state.read_text())
+    for name, ends in (("hospital-a", -3), ("hospital-b", 20), ("hospital-c", 40)):
+        kit = kits / "medpfl" / made.folder.name / name
+        reissue(kit, made, -300, ends)
+        stored[name]["cert"] = (kit / "startup" / "client.crt").read_text()
+    state.write_text(json.dumps(stored))
+    monkeypatch.setattr("sys.argv", ["medpfl", "provision", "-o", str(kits)])
+    with pytest.raises(SystemExit):
+        main()
+    told, dates = capfd.readouterr(), r" \(20\d\d-\d\d-\d\d\)"
+    expected = f"Certificates that have ended, .*: hospital-a{dates}, hospital-b{dates}\\. Provisioning again"
+    assert re.search(expected, told.out), told

@@ -156,6 +156,7 @@ def provision_(
 
 
 def _tell(made: "Provisioned") -> None:
+    from medpfl.flare.identity import SOON, soon_ended
     from medpfl.flare.kits import HOSPITALS
     from medpfl.flare.provision import preflight
 
@@ -174,6 +175,9 @@ def _tell(made: "Provisioned") -> None:
         "Then (docs/roles/hospital-it.md, docs/roles/lead.md), with the same version of MedPFL installed everywhere:",
         *(f"  {role}: {steps}" for role, steps in NEXT.items() if role in {person.role for person in made.people}),
     ]
+    if late := [f"{person.kit.name} ({end:%Y-%m-%d})" for person in made.people if (end := soon_ended(person.kit))]:
+        said = f"Certificates that have ended, or end within {SOON} days: {', '.join(late)}. Provisioning again returns"
+        lines.insert(2, f"{said} the same ones: for new ones provision into a new folder, and hand all kits out again.")
     server = next(person.kit for person in made.people if person.role == "server")
     if not made.first:  # by the list in its kit a job's events tell which hospitals are missing
         copied = shlex.quote(str(server.local / HOSPITALS))

@@ -30,6 +30,7 @@ from medpfl.flare.home import IN_THE_KIT, named_home
 from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_file
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, awkward, read_kit, storage_of
+from medpfl.flare.left_over import left_over
 from medpfl.flare.starting import FILE as STARTING
 from medpfl.flare.supervision import RESTARTS, unsupervised
 from medpfl.rounds.hospital.policy import check_named
@@ -63,6 +64,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield from _versions(kit)
     yield from _machine(kit)
     yield from _permissions(kit)
+    yield from left_over(kit)
     yield from check_identity(kit)
     if kit.role in ("server", "hospital"):
         yield from allow_list(kit)

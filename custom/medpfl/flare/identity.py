@@ -79,6 +79,12 @@ def _load(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
+def soon_ended(kit: Kit) -> datetime.datetime | None:
+    """The end of a new kit's certificate, where it has come or comes within ``SOON`` days."""
+    end = _load(kit.certificate).not_valid_after_utc
+    return end if (end - datetime.datetime.now(datetime.UTC)).days <= SOON else None
+
+
 def _disagreements(kit: Kit, certificate: x509.Certificate, root: x509.Certificate) -> Iterator[str]:
     try:
         certificate.verify_directly_issued_by(root)
