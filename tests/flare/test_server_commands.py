@@ -251,17 +251,16 @@ def test_a_job_is_ended_by_the_server_and_not_by_a_hospital(cells: Cells) -> Non
         came.append((message.get_header(MessageHeaderKey.ORIGIN), message.get_header(MessageHeaderKey.TOPIC)))
         return answer(message)
 
-    agent = SimpleNamespace(execute_command=execute)
     job.register_request_cb(channel=channel, topic="*", cb=execute)
-    assert told(cells.of("prying"), job, channel, "abort")  # as FLARE has it
-    context = FLContext()
-    engine = SimpleNamespace(get_cell=lambda: job, server=SimpleNamespace(command_agent=agent))
+    context, prying = FLContext(), cells.of("prying")
+    engine = SimpleNamespace(get_cell=lambda: job, server=SimpleNamespace(command_agent="there"))
     context.get_engine = lambda **_: engine  # type: ignore[method-assign]
-    refuse_commands_to_job(context)
-    came.clear()
-    assert not told(cells.of("prying"), job, channel, "abort")
-    assert not told(cells.of("prying"), job, channel, ServerCommandNames.GET_RUN_INFO)
-    assert told(cells.server, job, channel, "abort")
-    assert told(cells.of("prying"), job, channel, ServerCommandNames.GET_TASK)
-    prying = cells.of("prying").core_cell.get_fqcn()
-    assert came == [("server", "abort"), (prying, ServerCommandNames.GET_TASK)]
+    with as_flare_has_it(job):
+        assert told(prying, job, channel, "abort")  # as FLARE has it
+        refuse_commands_to_job(context)
+        came.clear()
+        assert not told(prying, job, channel, "abort")
+        assert not told(prying, job, channel, ServerCommandNames.GET_RUN_INFO)
+        assert told(cells.server, job, channel, "abort")
+        assert told(prying, job, channel, ServerCommandNames.GET_TASK)
+    assert came == [("server", "abort"), (prying.core_cell.get_fqcn(), ServerCommandNames.GET_TASK)]

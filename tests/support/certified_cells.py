@@ -13,6 +13,7 @@ from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
@@ -25,6 +26,8 @@ Said = tuple[str, str, str]
 """In whose name, and the channel and topic."""
 TELL = (CellChannel.SERVER_MAIN, "tell")
 NETWORK = ("_net_manager", "change_root")
+ABORT = (CellChannel.SERVER_COMMAND, "abort")  # comes in pieces
+TASK = (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK)
 GOES = (CellChannel.CELLNET, CellChannelTopic.Bye)
 SERVER = "server.example.org"
 TARGETS = ("server", "hospital-a")
@@ -59,7 +62,7 @@ def pry(kit: Path, url: str, names: Connection) -> None:
     while True:
         name, channel, topic = names.recv()
         for target in TARGETS:
-            cell.core_cell.fire_and_forget(channel, topic, target, Message({"as": name}))
+            cell.fire_and_forget(channel, topic, target, Message({"as": name}))
         time.sleep(0.5)
         names.send("said")
 
@@ -82,7 +85,7 @@ def main(kits: Path) -> None:
             way = (message.get_header(key) for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
             to.append((str(message.get_header("as")), *(str(one) for one in way)))  # type: ignore[arg-type]
 
-        for channel, topic in (TELL, NETWORK, GOES):
+        for channel, topic in (TELL, NETWORK, ABORT, TASK, GOES):
             cell.register_request_cb(channel, topic, note)
     assert names.poll(60), "no connection to the server"
     names.recv()
@@ -97,8 +100,8 @@ def main(kits: Path) -> None:
         return heard
 
     names_of_others = ("server", "server.hospital-b", "server.job-1", "hospital-a", "hospital-a.hospital-b")
-    others = [*((name, *TELL) for name in names_of_others), ("hospital-b", *NETWORK)]
-    own, goes = [("hospital-b", *TELL), ("hospital-b.job-1", *TELL)], [("hospital-b", *GOES)]
+    others = [*((name, *TELL) for name in names_of_others), ("hospital-b", *NETWORK), ("hospital-b", *ABORT)]
+    own, goes = [("hospital-b", *TELL), ("hospital-b.job-1", *TELL), ("hospital-b", *TASK)], [("hospital-b", *GOES)]
     found = {"others": others, "own": own, "goes": goes, "before": say([*others, *goes])}
     refuse_others(asked)
     found["to one that answers the server alone"] = say(goes)

@@ -25,6 +25,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_agent import _CHANNEL
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message as CellMessage
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import RequestHeader, SysCommandTopic
 from nvflare.private.fed.client.admin import RequestProcessor
@@ -103,25 +104,12 @@ def refuse_commands(cell: object) -> None:
 
 
 def refuse_commands_to_job(fl_ctx: FLContext) -> None:
-    """Likewise of a job's process at the server and what the server's own process says to it: each hospital could end
-    the others' job, which was said to be complete. Such messages come in pieces, so that they are looked at when they
-    are whole."""
+    """Likewise of a job's process at the server and what the server's own process says to it, where that process has
+    not refused it (a kit without ``medpfl site allow``): each hospital could end the others' job, which was said to be
+    complete."""
     engine = fl_ctx.get_engine()
-    cell, agent = engine.get_cell(), getattr(getattr(engine, "server", None), "command_agent", None)
-    if cell is None or agent is None:  # hospitals are not apart from the server
-        return
-
-    def execute(message: CellMessage) -> CellMessage:
-        topic, origin = (message.get_header(key) for key in (MessageHeaderKey.TOPIC, MessageHeaderKey.ORIGIN))
-        if topic in ServerCommands.client_request_commands_names or _of_server(str(origin)):
-            done: CellMessage = agent.execute_command(message)
-            return done
-        _LOG.error("a request that %r sent here is refused (%r)", origin, topic)
-        return make_reply(ReturnCode.UNAUTHENTICATED, _INNER)
-
-    # By keyword, for FLARE's cell looks at the channel's to tell whether its messages come in pieces.
-    cell.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="*", cb=execute)
-    _look_at(cell, _inner)
+    if getattr(getattr(engine, "server", None), "command_agent", None) is not None:  # else all are one process
+        _look_at(engine.get_cell(), _inner)
 
 
 def _look_at(cell: object, wrong: Callable[[CellMessage], str | None]) -> None:
@@ -154,9 +142,16 @@ def _asks(message: CellMessage) -> bool:
 
 
 def _inner(message: CellMessage) -> str | None:
-    """Why it is not for the server's processes, of what these say to each other and to the network's cells."""
-    origin, _, channel, _ = _way(message)
-    return _INNER if channel in _INNER_CHANNELS and not _of_server(origin) and _asks(message) else None
+    """Why it is not for the server's processes, of what these say to each other and to the network's cells. What comes
+    in pieces says in each of them what it is."""
+    origin, _, *what = _way(message)
+    pieces = [str(message.get_header(key)) for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC)]
+    inner = any(
+        channel in _INNER_CHANNELS
+        or (channel == CellChannel.SERVER_COMMAND and topic not in ServerCommands.client_request_commands_names)
+        for channel, topic in (what, pieces)
+    )
+    return _INNER if inner and not _of_server(origin) and _asks(message) else None
 
 
 def _of_server(origin: str) -> bool:
