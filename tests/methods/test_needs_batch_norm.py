@@ -28,7 +28,7 @@ WITHOUT: list[tuple[Architecture, str]] = [
     (UNet((2, 4), norm="instance"), "UNet"),
     (UNet((2, 4), norm="group"), "UNet"),
     (DynUNet((2, 2, 2)), "DynUNetLevels"),
-    (UNetPlusPlus((1, 1, 1, 1, 1, 1), norm="group"), "BasicUNetPlusPlus"),
+    (UNetPlusPlus((1, 1, 2, 2, 2, 1), norm="group"), "BasicUNetPlusPlus"),
     (ViT(8, 4, 4, 1, 1), "ViT"),
 ]
 ABOUT: list[tuple[Method, str]] = [

@@ -123,6 +123,7 @@ def test_causal_means_causal() -> None:
         (lambda: UNet(channels=(0, 8)), r"channels must be at least 1, got \[0, 8\]"),
         (lambda: UNet(residual_units=-1), "residual_units must be at least 0, got -1"),
         (lambda: UNetPlusPlus(features=(4,)), "must be 6 numbers"),
+        (lambda: UNetPlusPlus(features=(2, 2, 1, 2, 2, 2)), "the third to the fifth of at least 2, got"),
         (lambda: FCN(widths=()), "FCN's widths must be 1 or more"),
     ],
 )

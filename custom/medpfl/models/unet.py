@@ -81,7 +81,7 @@ class UNetPlusPlus(Architecture):
     """MONAI's UNet++ (Zhou et al., IEEE TMI 2019), four levels below the first.
 
     Args:
-        features: channels of the five levels from the top, and of the last layer.
+        features: channels of the five levels from the top, at least 2 from the third on, and of the last layer.
         norm: kind of normalisation.
         dropout: share of the features that is left out in training, in [0, 1).
     """
@@ -92,8 +92,11 @@ class UNetPlusPlus(Architecture):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", tuple(self.features))  # JSON has lists
-        if len(self.features) != 6 or min(self.features) < 1:
-            raise ConfigError(f"UNetPlusPlus' features must be 6 numbers of at least 1, got {list(self.features)}")
+        if len(self.features) != 6 or min(self.features) < 1 or min(self.features[2:5]) < 2:  # which are halved
+            raise ConfigError(
+                "UNetPlusPlus' features must be 6 numbers of at least 1, and the third to the fifth of at least 2, got "
+                f"{list(self.features)}"
+            )
         whole(self, "features")
         share(self)
 
