@@ -232,7 +232,8 @@ def test_the_server_tells_its_own_processes_alone_what_is_for_them(cells: Cells,
 def test_the_server_lets_nobody_take_anothers_name(made: Path) -> None:
     """Each message of the server holds the token by which FLARE knows its own: with it, or with one of before it was
     registered anew, a hospital spoke as the server, to the server and to the others. Nor is anything passed on that is
-    for the network's cells; one that is told that a neighbour goes closes its way to the server."""
+    for the network's cells; one that is told that a neighbour goes closes its way to the server. These cells have not
+    FLARE's own filter, which asks for that token."""
     script = ROOT / "tests" / "support" / "certified_cells.py"
     ran = subprocess.run([sys.executable, str(script), str(made.parent)], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-2000:]

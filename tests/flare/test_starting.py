@@ -241,11 +241,22 @@ def test_a_server_reads_no_file_for_the_meta_file_of_a_job(
     assert not valid and "from JSON only" in why and "lies at the server" not in f"{why} {meta}"
 
 
-def test_the_doctor_names_a_kit_of_before(kit: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        (NAME, "read every file that this user can read"),
+        ("server.example.org", "speak as this server, and end others' jobs"),
+    ],
+)
+def test_the_doctor_names_a_kit_of_before(made: Provisioned, tmp_path: Path, name: str, others: str) -> None:
+    kit = tmp_path / "kit"
+    shutil.copytree(made.folder / name, kit)
+    allow(kit)
+
     def problems() -> list[str]:
         return [found.text for found in examine(kit) if found.check == "supervision" and found.status == "problem"]
 
     assert not problems()
     (kit / "local" / FILE).unlink()
     text = "a kit that is started twice, or has expired, would start and say nothing"
-    assert problems() == [f"{text}; other hospitals could read every file that this user can read"]
+    assert problems() == [f"{text}; other hospitals could {others}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hospital, or the server, does not do because somebody in the federation asks it.
+"""What a hospital, or the server, does not do because somebody in the federation asks it, and in whose name.
 
 FLARE 2.9 asks a hospital's policy about a command only where the message says that it should, takes whatever name of a
 folder for a job's, and passes a message of one hospital on to another. Whoever writes messages past the console, at the
@@ -22,7 +22,7 @@ from nvflare.fuel.f3.cellnet.defs import (
     ReturnCode,
 )
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
-from nvflare.fuel.f3.cellnet.net_agent import _CHANNEL
+from nvflare.fuel.f3.cellnet.net_agent import _CHANNEL as NETWORK
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message as CellMessage
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
@@ -35,7 +35,7 @@ from nvflare.private.fed.server.server_commands import ServerCommands
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INNER = "this is for the server's own processes to ask"
 _GOES = (CellChannel.CELLNET, CellChannelTopic.Bye)
-_INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, _CHANNEL)
+_INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, NETWORK)
 _LOG = logging.getLogger(__name__)
 
 

@@ -282,11 +282,9 @@ def _supervision(kit: Kit) -> Iterator[Finding]:
     else:
         yield problem(check, "if the server is killed, FLARE shows the jobs that it ran as RUNNING for ever", mend)
     if not (kit.local / STARTING).exists():
+        others = "read every file that this user can read" if hospital else "speak as this server, and end others' jobs"
         text = "a kit that is started twice, or has expired, would start and say nothing"
-        if hospital:
-            yield problem(check, f"{text}; other hospitals could read every file that this user can read", mend)
-        else:
-            yield note(check, f"{text}; jobs could read its files", mend)
+        yield problem(check, f"{text}; other hospitals could {others}", mend)
 
 
 def _leaks(kit: Kit) -> Iterator[Finding]:
