@@ -36,7 +36,7 @@ def test_a_killed_process_is_started_again_and_then_given_up(tmp_path: Path, num
     handle = SupervisedHandle(starting(DIES, str(file), str(int(number))), restarts=2)
     handle.wait()
     assert file.read_text() == "xxx"
-    assert handle.poll() == JobReturnCode.SUCCESS  # the job goes on without this hospital
+    assert handle.poll() == JobReturnCode.EXECUTION_ERROR  # the server is told, and goes on without this hospital
 
 
 @pytest.mark.parametrize(("command", "code"), [("", JobReturnCode.SUCCESS), ("1/0", JobReturnCode.EXECUTION_ERROR)])

@@ -184,6 +184,32 @@ def test_a_hospital_that_left_is_told_of_and_the_results_are_whole(federation: F
     assert last.endswith(" of 12") and last != "trained in none of 12"
 
 
+def test_a_hospital_that_cannot_build_a_job_ends_its_own_part_alone(federation: Federation, tmp_path: Path) -> None:
+    """It has not run ``medpfl site allow`` since an upgrade. FLARE alone ends the job at all hospitals, and so whoever
+    says such a thing in the middle of a job could. A job that needs this hospital ends with a sentence."""
+    resources = federation.kits / "hospital-b" / "local" / "resources.json"
+    now = resources.read_text()
+    assert "medpfl.tasks.tabular.Tabular" in now
+    resources.write_text(now.replace("medpfl.tasks.tabular.Tabular", "medpfl.tasks.tabular.Former"))
+    try:
+        ids = {}
+        for name, needed in (("without-one", 1), ("needs-both", 2)):
+            job = load_job(written(tmp_path, name))
+            assert isinstance(job, Job)
+            ids[name] = federation.submit(write_job(replace(job, min_clients=needed), tmp_path / "made" / name))
+        status = {name: wait(federation, job_id) for name, job_id in ids.items()}
+    finally:
+        resources.write_text(now)
+    assert status == {"without-one": "FINISHED:COMPLETED", "needs-both": "FINISHED:EXECUTION_EXCEPTION"}
+    said = "its process of the job has ended; the reason is in that hospital's own log"
+    whole = json.loads((federation.download(ids["without-one"]) / "summary.json").read_text())
+    short = json.loads((federation.download(ids["needs-both"]) / "failure.json").read_text())
+    assert {line["site"] for line in whole["test"]} == {"hospital-a"}
+    assert {"round": 0, "site": "hospital-b", "event": f"failed: {said}"} in whole["events"]
+    assert "only 1 of 2 hospitals are ready" in short["reason"]
+    assert {"round": 0, "site": "hospital-b", "event": f"failed: {said}"} in short["events"]
+
+
 def test_a_given_model_is_evaluated_at_every_hospital(
     federation: Federation, hospitals: dict[str, Path], submitted: tuple[Path, str], tmp_path: Path
 ) -> None:

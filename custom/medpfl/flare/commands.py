@@ -32,10 +32,12 @@ from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.server.server_commands import ServerCommands
 
+from medpfl.flare.failures import CHANNEL
+
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INNER = "this is for the server's own processes to ask"
 _GOES = (CellChannel.CELLNET, CellChannelTopic.Bye)
-_INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, NETWORK)
+_INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, NETWORK, CHANNEL)
 _LOG = logging.getLogger(__name__)
 
 

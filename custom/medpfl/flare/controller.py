@@ -88,7 +88,12 @@ class MixingController(ExchangeController):
 
     def _reachable(self, coordinator: Coordinator) -> list[str]:
         """Hospitals to wait for; those that keep missing are left out as long as enough others are there."""
-        sites = [site for site in coordinator.joined if self._missed.get(site, 0) < self.settings.patience]
+        gone = self._are_gone()
+        sites = [
+            site
+            for site in coordinator.joined
+            if site not in gone and self._missed.get(site, 0) < self.settings.patience
+        ]
         return sites if len(sites) >= coordinator.min_sites else coordinator.joined
 
     def _probe(self, sites: list[str], fl_ctx: FLContext) -> list[Task]:
@@ -98,7 +103,7 @@ class MixingController(ExchangeController):
             self._missed[client_task.client.name] = 0
 
         tasks = []
-        for site in sites:
+        for site in sorted(set(sites) - self._are_gone()):
             task = Task(PROBE, data=Shareable(), result_received_cb=alive)
             self.send(task=task, targets=[site], fl_ctx=fl_ctx)
             tasks.append(task)

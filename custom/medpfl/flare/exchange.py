@@ -24,6 +24,7 @@ from medpfl.core.errors import CodecError, ConfigError, MedPFLError, Stopped
 from medpfl.core.mapped import release
 from medpfl.flare.asking import Asking
 from medpfl.flare.commands import refuse_commands_to_job
+from medpfl.flare.failures import GONE, Gone
 from medpfl.flare.fetching import Answers, Fetcher, LostAnswer
 from medpfl.flare.filters import decoded, take_decoding, traffic_of
 from medpfl.flare.leaving import check_filters
@@ -49,6 +50,7 @@ class ExchangeController(Controller):
         self._asking: Asking | None = None
         self._coded: frozenset[str] = frozenset()
         self._missed: dict[str, int] = {}
+        self._gone: Gone | None = None
         self._arrived = threading.Event()
 
     @abstractmethod
@@ -57,6 +59,7 @@ class ExchangeController(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         refuse_commands_to_job(fl_ctx)
+        self._gone = Gone(fl_ctx, self._arrived.set)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         pass
@@ -85,6 +88,10 @@ class ExchangeController(Controller):
         finally:
             if self._asking:
                 self._asking.close()
+
+    def _are_gone(self) -> frozenset[str]:
+        """Hospitals whose process of this job has ended: FLARE lets none of them into it again."""
+        return self._gone.sites if self._gone else frozenset()
 
     # -- what a coordinator is made of --------------------------------------------------------------------------------
 
@@ -178,6 +185,8 @@ class ExchangeController(Controller):
                     except MedPFLError as error:
                         failed[site] = str(error)
                     del answer  # its arrays are in the reply now, or in a file
+                for site in sorted(self._are_gone() & exchange.messages.keys() - replies.keys() - failed.keys()):
+                    failed[site] = GONE
                 release(tensor for tensors in sent for tensor in tensors)  # what hospitals have fetched of files
                 now = time.monotonic()
                 if now - cleaned > 1:  # pieces that hospitals have fetched

@@ -27,6 +27,7 @@ from pydantic import Field
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.commands import close_commands, refuse_commands, refuse_others
+from medpfl.flare.failures import contain_failures
 from medpfl.flare.identity import SOON
 from medpfl.flare.kit_files import Component, FlareFile, write_file
 from medpfl.flare.kits import Kit, read_kit
@@ -49,7 +50,7 @@ class Start(FLComponent):
     """Looks at the kit before the site connects, and at its certificates again before each job, which a hospital whose
     certificate has expired does not take; nor does a site take a job that is not plain (``flare.plain_jobs``), or a
     hospital a command that would show or delete what is its own, or the server one that hospitals are not to give
-    (``flare.commands``).
+    (``flare.commands``). At the server one hospital's failure does not end a job (``flare.failures``).
 
     FLARE tells a component nothing before it connects, and its working folder is the kit then: so the kit is looked at
     where the component is built.
@@ -79,7 +80,9 @@ class Start(FLComponent):
         if event_type == EventType.SYSTEM_START:  # FLARE's own validator is there now, and no job has come
             look_first()
             if self._kit.role == "server":
-                refuse_commands(fl_ctx.get_prop(FLContextKey.SITE_OBJ).cell)
+                server = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
+                refuse_commands(server.cell)
+                contain_failures(server)
         elif event_type == EventType.BEFORE_CLIENT_REGISTER:
             refuse_others(fl_ctx.get_prop(FLContextKey.SITE_OBJ).cell)
         elif event_type == EventType.BEFORE_CHECK_RESOURCE_MANAGER:  # the server asks a hospital whether it takes a job

@@ -3,7 +3,8 @@
 server that starts again closes the jobs that it ran when it ended. ``medpfl site allow`` puts both into a kit.
 
 FLARE 2.9 ends a whole job when one hospital's job process is killed, by the system for want of memory, say. Here the
-hospital's own daemon starts it again from its state on disk, and the server sees a hospital that answers late.
+hospital's own daemon starts it again from its state on disk, and the server sees a hospital that answers late; one that
+is killed again and again leaves the job (``flare.failures``).
 """
 
 import logging
@@ -12,13 +13,12 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.private.fed.server.server_engine import ServerEngine
@@ -51,7 +51,6 @@ class SupervisedHandle(ProcessHandle):
         self.adapter: ProcessAdapter = start()
         super().__init__(process_adapter=self.adapter)
         self._start, self._left = start, restarts
-        self._given_up = False
         self._ended, self._starting = threading.Event(), threading.Lock()
         self._log = logging.getLogger(__name__)
 
@@ -65,7 +64,6 @@ class SupervisedHandle(ProcessHandle):
         while not self._ended.is_set() and (code := self.adapter.poll()) in _KILLED:
             if not self._left:
                 self._log.error("the job's process was killed (%s) once more; the job goes on without us", code)
-                self._given_up = True
                 return
             self._left -= 1
             self._log.warning("the job's process was killed (%s) and is started again", code)
@@ -75,10 +73,6 @@ class SupervisedHandle(ProcessHandle):
                     return
                 self.adapter = self._start()
             self.adapter.wait()
-
-    def poll(self) -> Any:
-        """FLARE ends the whole job when this is an error."""
-        return JobReturnCode.SUCCESS if self._given_up else super().poll()
 
 
 class SupervisedLauncher(ClientProcessJobLauncher):

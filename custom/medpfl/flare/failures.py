@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's process of a job that ends before the job does ends the hospital's part, and not the others' job.
+
+FLARE 2.9 ends the whole job when one hospital reports so: where its MedPFL is an older one and cannot build what the
+job says, or where it says so to do harm. Here the server's own process passes the report on to the job's process, which
+goes on without this hospital, or ends with a sentence where too few are left.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey, new_cell_message
+from nvflare.private.fed.server.fed_server import FederatedServer
+
+CHANNEL = "medpfl_job"
+GONE = "its process of the job has ended; the reason is in that hospital's own log"
+_TOPIC = "gone"
+_BUILT_WITHIN = 180.0
+"""Seconds in which a job's process that can be reached must have built the job; another package's never listens."""
+_PAUSE = 1.0
+_LOG = logging.getLogger(__name__)
+
+
+def contain_failures(server: FederatedServer) -> None:
+    """From now on a hospital's report that its process of a job failed goes to that job's process at the server. FLARE
+    deals with it where that cannot be told: it is not MedPFL's, or has ended itself."""
+    cell: Cell = server.cell
+    telling: set[tuple[str, str]] = set()
+
+    def reported(request: Message) -> Message:
+        found = _running(server, request)
+        if found is None:
+            reply: Message = server.process_job_failure(request)
+            return reply
+        if found not in telling:
+            telling.add(found)  # FLARE's cells call this in several threads, and a second one does no harm
+            threading.Thread(target=tell, args=(*found, request), name="telling", daemon=True).start()
+        return make_reply(ReturnCode.OK)
+
+    def tell(job_id: str, site: str, request: Message) -> None:
+        try:
+            if _told(server, job_id, site):
+                _LOG.warning("%s's process of the job %s has ended: the job goes on without it", site, job_id)
+                server.engine.job_runner.resolve_client_outcome(job_id, site)
+            else:
+                server.process_job_failure(request)
+        finally:
+            telling.discard((job_id, site))
+
+    cell.core_cell.register_request_cb(CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE, reported)
+
+
+def _running(server: FederatedServer, request: Message) -> tuple[str, str] | None:
+    """The job that goes on at the server and the hospital whose process of it has failed; None: there is no such."""
+    client = server.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
+    said = request.payload
+    if client is None or not isinstance(said, dict):
+        return None
+    job_id, code = said.get(JobFailureMsgKey.JOB_ID), said.get(JobFailureMsgKey.CODE)
+    if not isinstance(job_id, str) or code == 0 or job_id not in server.engine.run_processes:
+        return None
+    if not server.engine.job_runner.is_client_outcome_pending(job_id, client.name):
+        return None
+    return job_id, client.name
+
+
+def _told(server: FederatedServer, job_id: str, site: str) -> bool:
+    """Whether the job's process knows it now. It may still be starting: a hospital's can fail before it is there."""
+    late: float | None = None
+    while job_id in server.engine.run_processes:
+        reply = server.cell.core_cell.send_request(  # a whole message: by a ``Cell`` it would go in pieces
+            target=FQCN.join([FQCN.ROOT_SERVER, job_id]),
+            channel=CHANNEL,
+            topic=_TOPIC,
+            request=new_cell_message({}, site),
+            timeout=5.0,
+            optional=True,
+        )
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+        if code == ReturnCode.OK:
+            return True
+        if code == ReturnCode.PROCESS_EXCEPTION:  # it is there, and nothing of it listens, yet or ever
+            late = late or time.monotonic() + _BUILT_WITHIN
+            if time.monotonic() > late:
+                return False
+        time.sleep(_PAUSE)
+    return False
+
+
+class Gone:
+    """At a job's process: the hospitals whose process of this job has ended, as the server's own process tells.
+
+    Args:
+        told: called when there is one more.
+
+    Attributes:
+        sites: their names.
+    """
+
+    def __init__(self, fl_ctx: FLContext, told: Callable[[], None]):
+        self.sites: frozenset[str] = frozenset()
+        self._told = told
+        cell = fl_ctx.get_engine().get_cell()
+        if isinstance(cell, Cell):  # in tests in one process it is none
+            cell.core_cell.register_request_cb(CHANNEL, _TOPIC, self._note)
+
+    def _note(self, message: Message) -> Message:
+        # Only the server's own processes say this (``commands``).
+        self.sites |= {str(message.payload)}
+        self._told()
+        return make_reply(ReturnCode.OK)
