@@ -180,6 +180,19 @@ def test_a_hospital_answers_its_server_alone(cells: Cells, hospital: Cell, chann
         assert came.count(other.core_cell.get_fqcn()) == 1
 
 
+def test_nobody_lets_events_happen_at_a_hospital(cells: Cells, hospital: Cell) -> None:
+    """FLARE lets any event of its own happen at a job's processes whose name comes in such a message."""
+    came: list[str] = []
+    channel = CellChannel.AUX_COMMUNICATION
+    for topic in ("fed.event", "end_run"):
+        hospital.register_request_cb(channel=channel, topic=topic, cb=noting(came))
+    with as_flare_has_it(hospital):
+        assert told(cells.server, hospital, channel, "fed.event")
+        refuse_others(hospital)
+        assert not told(cells.server, hospital, channel, "fed.event")
+        assert told(cells.server, hospital, channel, "end_run")
+
+
 def test_a_hospital_answers_its_server_alone_in_bundles_too(cells: Cells, hospital: Cell) -> None:
     came: list[str] = []
     channel, other = CellChannel.CLIENT_MAIN, cells.of("prying")
@@ -247,21 +260,26 @@ def test_the_server_lets_nobody_take_anothers_name(made: Path) -> None:
 def test_a_job_is_ended_by_the_server_and_not_by_a_hospital(cells: Cells) -> None:
     """FLARE's server asked nobody who says so; the job was COMPLETED, after as many rounds as there had been."""
     job, channel, came = cells.of("server"), CellChannel.SERVER_COMMAND, []
+    aux, event = CellChannel.AUX_COMMUNICATION, "fed.event"
 
     def execute(message: Any) -> Any:
         came.append((message.get_header(MessageHeaderKey.ORIGIN), message.get_header(MessageHeaderKey.TOPIC)))
         return answer(message)
 
-    job.register_request_cb(channel=channel, topic="*", cb=execute)
+    for one in (channel, aux):
+        job.register_request_cb(channel=one, topic="*", cb=execute)
     context, prying = FLContext(), cells.of("prying")
     engine = SimpleNamespace(get_cell=lambda: job, server=SimpleNamespace(command_agent="there"))
     context.get_engine = lambda **_: engine  # type: ignore[method-assign]
     with as_flare_has_it(job):
-        assert told(prying, job, channel, "abort")  # as FLARE has it
+        assert told(prying, job, channel, "abort") and told(prying, job, aux, event)  # as FLARE has it
         refuse_commands_to_job(context)
         came.clear()
         assert not told(prying, job, channel, "abort")
         assert not told(prying, job, channel, ServerCommandNames.GET_RUN_INFO)
+        assert not told(prying, job, aux, event)  # of a fatal error, for instance
+        assert told(prying, job, aux, "sync_runner")
         assert told(cells.server, job, channel, "abort")
         assert told(prying, job, channel, ServerCommandNames.GET_TASK)
-    assert came == [("server", "abort"), (prying.core_cell.get_fqcn(), ServerCommandNames.GET_TASK)]
+    own = prying.core_cell.get_fqcn()
+    assert came == [(own, "sync_runner"), ("server", "abort"), (own, ServerCommandNames.GET_TASK)]

@@ -31,11 +31,14 @@ from nvflare.private.defs import RequestHeader, SysCommandTopic
 from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.server.server_commands import ServerCommands
+from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
 from medpfl.flare.failures import CHANNEL
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INNER = "this is for the server's own processes to ask"
+_EVENT = (CellChannel.AUX_COMMUNICATION, FED_EVENT_TOPIC)
+_NO_EVENT = "nobody lets things happen here but this process itself"  # that the job is to end, for instance
 _GOES = (CellChannel.CELLNET, CellChannelTopic.Bye)
 _INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, NETWORK, CHANNEL)
 _LOG = logging.getLogger(__name__)
@@ -75,9 +78,13 @@ def refuse_others(cell: object) -> None:
 
     def wrong(message: CellMessage) -> str | None:
         origin, target, channel, topic = _way(message)
-        if target != own or not _asks(message) or _of_server(origin):
+        if target != own or not _asks(message):
             return None
         related = f"{own}.".startswith(f"{origin}.") or origin.startswith(f"{own}.")
+        if _EVENT in _names(message) and not related:
+            return _NO_EVENT
+        if _of_server(origin):
+            return None
         goes = (channel, topic) == _GOES and message.get_prop(MessagePropKey.ENDPOINT).name == origin  # a neighbour
         return None if related or goes else "a hospital answers its server alone"
 
@@ -108,10 +115,16 @@ def refuse_commands(cell: object) -> None:
 def refuse_commands_to_job(fl_ctx: FLContext) -> None:
     """Likewise of a job's process at the server and what the server's own process says to it, where that process has
     not refused it (a kit without ``medpfl site allow``): each hospital could end the others' job, which was said to be
-    complete."""
+    complete. Nor does any event of FLARE's happen here because a hospital says so: that of a fatal error ends the job.
+    """
+
+    def wrong(message: CellMessage) -> str | None:
+        event = _EVENT in _names(message) and _asks(message) and not _of_server(_way(message)[0])
+        return _NO_EVENT if event else _inner(message)
+
     engine = fl_ctx.get_engine()
     if getattr(getattr(engine, "server", None), "command_agent", None) is not None:  # else all are one process
-        _look_at(engine.get_cell(), _inner)
+        _look_at(engine.get_cell(), wrong)
 
 
 def _look_at(cell: object, wrong: Callable[[CellMessage], str | None]) -> None:
@@ -139,21 +152,25 @@ def _way(message: CellMessage) -> tuple[str, str, str, str]:
     return origin, target, channel, topic
 
 
+def _names(message: CellMessage) -> list[tuple[str, str]]:
+    """Channel and topic, its own and those of which it is a piece: each piece says what it is of."""
+    keys = (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC)
+    channel, topic = (str(message.get_header(key)) for key in keys)
+    return [_way(message)[2:], (channel, topic)]
+
+
 def _asks(message: CellMessage) -> bool:
     return bool(message.get_header(MessageHeaderKey.MSG_TYPE) == MessageType.REQ)
 
 
 def _inner(message: CellMessage) -> str | None:
-    """Why it is not for the server's processes, of what these say to each other and to the network's cells. What comes
-    in pieces says in each of them what it is."""
-    origin, _, *what = _way(message)
-    pieces = [str(message.get_header(key)) for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC)]
+    """Why it is not for the server's processes, of what these say to each other and to the network's cells."""
     inner = any(
         channel in _INNER_CHANNELS
         or (channel == CellChannel.SERVER_COMMAND and topic not in ServerCommands.client_request_commands_names)
-        for channel, topic in (what, pieces)
+        for channel, topic in _names(message)
     )
-    return _INNER if inner and not _of_server(origin) and _asks(message) else None
+    return _INNER if inner and not _of_server(_way(message)[0]) and _asks(message) else None
 
 
 def _of_server(origin: str) -> bool:
