@@ -2,6 +2,7 @@
 """What cannot be written, or is no text, is told in one sentence by every verb that writes or reads a file."""
 
 import errno
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,18 @@ def test_a_demo_for_which_the_disk_is_too_small(
     monkeypatch.setattr("numpy.savez_compressed", broken_off)
     said = refusal(capfd, "demo", "patterns", tmp_path / "demo")
     assert f"cannot write the demo into {tmp_path / 'demo'}: No space left on device" in said
+
+
+def test_a_disk_that_is_full_when_many_files_are_copied(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python collects what befell each file, and tells no error of the operating system's: it was a traceback."""
+
+    def full() -> None:
+        raise shutil.Error([("a", "kit/a", "[Errno 28] No space left on device"), ("b", "kit/b", "another")])
+
+    monkeypatch.setattr("medpfl.licences.licences", full)
+    assert "medpfl: cannot write kit/a: [Errno 28] No space left on device" in refusal(capfd, "licences")
 
 
 def test_a_text(taken: Path) -> None:

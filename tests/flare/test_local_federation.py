@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.api_spec import InternalError, NoConnection
 
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.hospitals import HospitalFederation
@@ -80,6 +80,26 @@ def test_a_server_that_is_lost_while_its_job_is_followed_is_one_sentence(
     with pytest.raises(MedPFLError, match=r"small ended with its server, which was killed \(out of memory\?\) or does"):
         federation.follow("1", "small", timeout=10)
     federation.workspace.rmdir()
+
+
+def test_a_server_that_does_not_answer_whoever_logs_in_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one on a full disk does not. It was a traceback of FLARE's."""
+
+    def unanswered(person: str) -> None:
+        raise InternalError("Communication Error - please try later")
+
+    federation = Federation(tmp_path, ["hospital-a"])
+    for name in ("server", "hospital-a"):
+        federation._console(name).write_text("OSError: [Errno 28] No space left on device\n")
+    monkeypatch.setattr("medpfl.flare.federation.START_TIMEOUT", 0.5)
+    monkeypatch.setattr("medpfl.flare.federation._listening", lambda port: True)
+    monkeypatch.setattr(federation, "_launch", lambda name: None)
+    monkeypatch.setattr(federation, "_open_session", unanswered)
+    with pytest.raises(MedPFLError, match=r"not connected: hospital-a\n(.*\n)*server: OSError: .* No space left"):
+        federation._start()
+    shutil.rmtree(federation.workspace)
 
 
 def test_a_job_whose_process_at_the_server_was_killed_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """What goes into a packed job of other people's packages: their code, and nothing else that lies beside it."""
 
 import importlib
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from medpfl.core.codecs import Chain, Half
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.flare.pack import pack
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
@@ -44,6 +45,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "our_methods"]:
         del sys.modules[name]
+
+
+def test_a_full_disk_is_told_and_nothing_is_left_on_it(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    """Copying many files raises an error without the operating system's words: "None" was told."""
+    job, before = write_job(make_job(), tmp_path / "job"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    (tmp_path / "packed").mkdir()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(MedPFLError, match=r"cannot write .*small: .*File too large"):
+            pack(job, tmp_path / "packed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "packed").iterdir())
 
 
 @pytest.mark.parametrize("regular", [True, False])

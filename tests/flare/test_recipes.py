@@ -2,6 +2,7 @@
 """Recipes are typed jobs in FLARE's idiom: they export what jobs/ says, and refuse what FLARE would add in silence."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,25 @@ def test_an_export_replaces_itself_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / first.name / "meta.json").write_text(json.dumps({"name": "another"}))
     with pytest.raises(ConfigError, match="is there already and is no job of this name"):
         first.export(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+def test_what_cannot_be_exported_whole_leaves_the_job_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was removed before the new one was there, and half of that lay in its place."""
+
+    def full(source: str, target: Path) -> None:
+        target.mkdir()
+        raise shutil.Error([(source, str(target), "[Errno 28] No space left on device")] * 3)
+
+    first, *_ = _recipes()
+    first.export(str(tmp_path))
+    before = (tmp_path / first.name / "meta.json").read_text()
+    monkeypatch.setattr("medpfl.flare.recipes.shutil.copytree", full)
+    with pytest.raises(MedPFLError, match=rf"cannot write .*{first.name}: \[Errno 28\] No space left on device$"):
+        first.export(str(tmp_path))
+    assert (tmp_path / first.name / "meta.json").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
 
 

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 from medpfl.compare import report
 from medpfl.compare.comparison_tables import bytes_text
 from medpfl.methods.panels import CurvesPanel
 from medpfl.results.curves import LETTERS, MANY, curves, four_fifths
 from medpfl.results.report import heatmaps, made, write_page
-from medpfl.results.schema import Traffic, ValidationLine
+from medpfl.results.schema import BestRound, Traffic, ValidationLine
 from medpfl.results.skew import draw_label_counts
+from medpfl.results.terminal_table import print_results
 from summaries import result, summary
 
 JOB = summary((result("anna", "local", 0.5, None), 0.5))
@@ -265,3 +267,20 @@ def test_a_mean_of_some_hospitals_does_not_push_the_others_off_the_page(tmp_path
     """ "0.741 (2 of 3 hospitals)" in one line made each column so wide that half of the models were not seen."""
     page = write_page(tmp_path, JOB, [], {}, []).read_text()
     assert re.search(r"tr\.sum td \{ white-space: normal;", page)
+
+
+def test_what_chose_the_rounds_is_told_where_validation_cases_are_missing(tmp_path: Path) -> None:
+    """A hospital without any has no say in the choice, and where none has any there is no choice."""
+    nobody = JOB.model_copy(update={"sizes": {"anna": {"train": 9, "validation": 0, "test": 3}}})
+    page = " ".join(write_page(tmp_path, nobody, [], {}, []).read_text().split())
+    assert "No hospital told a validation score, so that no round could be chosen: every model is that" in page
+    assert "chosen by the mean validation score" not in page and "after that choice" not in page
+    sizes = {**nobody.sizes, "berta": {"train": 9, "validation": 4, "test": 3}}
+    some = nobody.model_copy(update={"sizes": sizes, "best": {"local": BestRound(round=1, score=0.5)}})
+    page = " ".join(write_page(tmp_path, some, [], {}, []).read_text().split())
+    assert "of all hospitals but those without validation cases (anna) (Local: round 1)" in page
+    for left, words in ((nobody, "(last round: no hospital told a validation score)"), (some, "(best round by")):
+        (tmp_path / "summary.json").write_text(left.model_dump_json())
+        console = Console(record=True, width=200)
+        print_results(tmp_path, console)
+        assert words in " ".join(console.export_text().split())

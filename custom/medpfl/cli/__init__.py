@@ -4,6 +4,7 @@
 import errno
 import io
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from medpfl.cli.compare import compare
 from medpfl.cli.leave_one_out import leave_one_out
 from medpfl.cli.super import super_
 from medpfl.cli.terminal import Terminal, console, say
-from medpfl.core.errors import MedPFLError
+from medpfl.core.errors import MedPFLError, reason_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=medpfl.__doc__)
 for verbs in (jobs, models, planning, sites, federations):
@@ -76,10 +77,12 @@ def main() -> None:
         Terminal(stderr=True).print(f"medpfl: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except OSError as error:
-        if error.errno not in FULL:
+        why, what = reason_of(error), error.filename or "what the command prints"
+        if isinstance(error, shutil.Error) and any(os.strerror(number) in why for number in FULL):
+            what = error.args[0][0][1]
+        elif error.errno not in FULL:
             raise
-        what = error.filename or "what the command prints"
-        Terminal(stderr=True).print(f"medpfl: cannot write {what}: {error.strerror}", markup=False, soft_wrap=True)
+        Terminal(stderr=True).print(f"medpfl: cannot write {what}: {why}", markup=False, soft_wrap=True)
         sys.exit(1)
 
 

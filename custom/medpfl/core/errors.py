@@ -2,6 +2,7 @@
 """Errors whose message is one sentence for the person who has to mend the cause."""
 
 import difflib
+import shutil
 from collections.abc import Iterable
 
 
@@ -15,6 +16,12 @@ def printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("it holds characters that cannot be printed")
     return text
+
+
+def reason_of(error: OSError) -> str:
+    """Why files could not be written, or copied: of several, why the first could not."""
+    each = error.args[0] if isinstance(error, shutil.Error) else []  # of each file its places, and why
+    return str(each[0][2] if each else error.strerror)
 
 
 class MedPFLError(Exception):

@@ -211,7 +211,7 @@ class LocalFederation(ABC):
                 if self._session is None:
                     self.log_in(self.submitter)
                 missing = set(self.sites) - {client.name for client in self.session.get_system_info().client_info}
-            except (NoConnection, FLCommunicationError):  # it listens a moment before it knows what to answer
+            except (*LOST, FLCommunicationError):  # it listens a moment before it knows what to answer
                 pass
             if missing:
                 said = [f"{name} said last: {self._last_line(name)}" for name in sorted(missing)]

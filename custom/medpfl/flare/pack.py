@@ -11,7 +11,7 @@ from pathlib import Path
 import medpfl
 from medpfl.bundle import PACKAGED
 from medpfl.component import class_paths, spec_of
-from medpfl.core.errors import MedPFLError
+from medpfl.core.errors import MedPFLError, reason_of
 from medpfl.job import EvaluationJob, Job, load_job
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,8 @@ def pack(
         (custom / "medpfl_pack.json").write_text(json.dumps(stamp, indent=2), encoding="utf-8")
         unfinished.rename(folder)
     except OSError as error:
-        raise MedPFLError(f"cannot write {folder}: {error.strerror}") from error
+        shutil.rmtree(unfinished, ignore_errors=True)  # a full disk would stay full
+        raise MedPFLError(f"cannot write {folder}: {reason_of(error)}") from error
     if left:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         noticed(

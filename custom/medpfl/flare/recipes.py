@@ -6,6 +6,7 @@ For whoever submits jobs; hospitals and servers need none of this. A recipe is a
 installed class of ours, so there the job brings the code, as ``medpfl pack`` does; for ProdEnv it only names classes.
 """
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
-from medpfl.core.errors import ConfigError, MedPFLError
+from medpfl.core.errors import ConfigError, MedPFLError, reason_of
 from medpfl.core.mixers import Mixer
 from medpfl.core.temporary import temporary_folder
 from medpfl.flare.pack import pack
@@ -62,11 +63,14 @@ class _Config(FedJobConfig):
             made = write_job(self.job, scratch / "plain" / self.job.name)
             if self.packed:
                 made = pack(made, scratch / "packed")
-            shutil.rmtree(target, ignore_errors=True)
+            fresh = target.with_name(f".{target.name}-{os.getpid()}")
             try:
-                shutil.copytree(made, target)
+                shutil.copytree(made, fresh)
+                shutil.rmtree(target, ignore_errors=True)
+                fresh.rename(target)
             except OSError as error:
-                raise MedPFLError(f"cannot write {target}: {error.strerror or error}") from error
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise MedPFLError(f"cannot write {target}: {reason_of(error)}") from error
 
 
 class _FedJob(FedJob):

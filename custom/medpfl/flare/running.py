@@ -11,7 +11,7 @@ from rich.console import Console
 
 from medpfl.bundle import demo_folder, demo_of, find_bundle, prepare_demo
 from medpfl.component import class_paths, is_named
-from medpfl.core.errors import MedPFLError
+from medpfl.core.errors import MedPFLError, reason_of
 from medpfl.data.site_file import site_files_in
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.progress import Progress
@@ -107,12 +107,6 @@ def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str,
         shutil.rmtree(fresh, ignore_errors=True)
         why = reason_of(error)
         raise MedPFLError(f"{job.name} has ended, and its results cannot be written to {target}: {why}") from error
-
-
-def reason_of(error: OSError) -> str:
-    """Why files could not be copied."""
-    each = error.args[0] if isinstance(error, shutil.Error) else []  # of each file its places, and why
-    return str(each[0][2] if each else error.strerror)
 
 
 def keep_up(federation: LocalFederation, job: Path, console: Console) -> None:

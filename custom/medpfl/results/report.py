@@ -81,6 +81,7 @@ def write_page(
         sheets=_sheets(summary, traffic),
         made=made(summary),
         best=_table(summary, result_table(summary)),
+        silent=[site for site, sizes in summary.sizes.items() if sizes.get("validation") == 0],
         last=_table(summary, result_table(summary, "last"), "last round"),
         means=metric_means(summary),
         chosen=chosen_table(summary),

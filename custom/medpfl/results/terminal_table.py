@@ -23,7 +23,8 @@ def print_results(folder: Path, console: Console) -> None:
     """
     summary = read_summary(folder)
     results = result_table(summary)
-    what = f"test {results.score} (best round by validation)"
+    chosen_by = "best round by validation" if summary.best else "last round: no hospital told a validation score"
+    what = f"test {results.score} ({chosen_by})"
     if isinstance(summary, EvaluationSummary):
         what = f"the given model '{summary.evaluated.model}' on every hospital's test split"
     head = ["hospital", results.heading, *results.labels, *([PRESENCE] if results.presence else [])]
