@@ -222,6 +222,15 @@ def test_the_surest_wrong_answers_come_first(tmp_path: Path) -> None:
     assert not read_cases(file, "accuracy", Measure(), ["a", "b", "c"]).decisions
 
 
+def test_a_metric_of_cases_that_is_not_the_score_takes_no_picture_away(tmp_path: Path) -> None:
+    """Of a classifier of another package with one, the page showed neither calibration nor the wrong answers."""
+    head = "case,class,predicted,probability"
+    plain = read_cases(written(tmp_path / "a.csv", head, "p1,0,1,0.7", "p2,1,1,0.9"), "accuracy", Measure(), ["n", "y"])
+    more = written(tmp_path / "b.csv", f"{head},steps", "p1,0,1,0.7,1", "p2,1,1,0.9,0")
+    assert plain.of == "class"
+    assert read_cases(more, "accuracy", Measure(), ["n", "y"]) == plain
+
+
 @pytest.mark.parametrize(("direction", "order"), [("higher", "bca"), ("lower", "acb")])
 def test_cases_with_a_score_of_their_own_are_ordered_by_it(tmp_path: Path, direction: str, order: str) -> None:
     file = written(tmp_path / "cases.csv", "case,dice", "a,0.9", "b,0.1", "c,0.5", "d,nan")

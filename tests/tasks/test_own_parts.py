@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError
-from medpfl.data.samples import Samples
+from medpfl.data.preparation import Spec
+from medpfl.data.samples import Samples, SiteData
 from medpfl.data.target import Target
 from medpfl.models.contract import Architecture
 from medpfl.tasks.contract import Task
@@ -194,3 +195,42 @@ def test_decisions_of_another_shape_are_named(
     written after the last round; the others ended in an error of Python's."""
     with pytest.raises(ConfigError, match=f"'decide' of Wrong must give a tensor of the shape {said}"):
         decided(kind, change, torch.zeros(3), outputs, dataset="ward", **args)
+
+
+@dataclass(frozen=True)
+class Grade(Task):
+    """Derived from ``Task`` itself, as CONTRIBUTING has it."""
+
+    dataset: str
+    target: Target = Target.CLASS
+    score: str = "mine"
+    metrics: ClassVar[tuple[Metric, ...]] = (Mine(),)
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.target, ("rows",))
+
+    def network(self, data: SiteData) -> nn.Module:
+        return nn.Linear(1, 2)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.mean()
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(dim=1)
+
+
+def test_an_own_task_of_classes_tells_the_same_of_cases_as_ours() -> None:
+    """It told their names alone, so every run of a comparison trained to its end and failed with KeyError."""
+    found = Grade(dataset="blood").evaluate(DECISIONS, SAMPLES).cases
+    assert found == Tabular(dataset="blood").evaluate(DECISIONS, SAMPLES).cases
+    assert [row["predicted"] for row in found] == [1, 0, 0]
+    assert found[0]["probability"] == pytest.approx(0.7)
+
+
+def test_an_own_task_of_labels_tells_the_same_of_cases_as_ours() -> None:
+    targets = torch.tensor([[1.0, 0.0], [0.0, float("nan")], [1.0, 1.0]])
+    samples = Samples(SAMPLES.inputs, targets, SAMPLES.case, SAMPLES.names, 2)
+    found = Grade(dataset="blood", target=Target.LABELS).evaluate(DECISIONS, samples).cases
+    assert found == MultiLabel(dataset="blood").evaluate(DECISIONS, samples).cases
+    assert (found[1]["label_1"], found[1]["p_0"]) == ("", pytest.approx(0.6))

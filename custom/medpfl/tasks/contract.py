@@ -27,6 +27,7 @@ from medpfl.data.target import Target
 from medpfl.models.auto import Auto
 from medpfl.models.by_hospital import OwnChoice
 from medpfl.models.contract import Architecture
+from medpfl.tasks.case_rows import rows_of
 from medpfl.tasks.losses.contract import Loss
 from medpfl.tasks.metrics.constant import one_answer
 from medpfl.tasks.metrics.contract import CaseMetric, Metric
@@ -323,14 +324,8 @@ class Task(Checked):
         return [(number,) for number in range(1, classes)]
 
     def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
-        """What is told of each of ``samples.names`` beside the metrics of cases."""
-        if self.spec.target is not Target.VALUE:
-            return [{"case": name} for name in samples.names]
-        pairs = zip(samples.targets[:].tolist(), decisions.tolist(), strict=True)
-        return [
-            {"case": samples.names[case], "value": value, "predicted": found}
-            for case, (value, found) in zip(samples.case.tolist(), pairs, strict=True)
-        ]
+        """What is told of each of ``samples.names`` beside the metrics of cases: by default what ``rows_of`` tells."""
+        return rows_of(self.spec.target, decisions, samples)
 
     def evaluate(self, decisions: Tensor, samples: Samples, metrics: Sequence[Metric] | None = None) -> Evaluation:
         """Metrics of the decisions about a non-empty split; by default all that are ``tested``."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from medpfl.core.errors import ConfigError
-from medpfl.data.preparation import Row
 from medpfl.data.samples import Samples
 from medpfl.data.target import Target
 from medpfl.tasks.contract import Task
@@ -71,17 +70,3 @@ class Labelled(Task):
             positive = outputs.float().sigmoid()
             return torch.cat([1 - positive, positive], dim=1)
         return outputs.float().softmax(dim=1)
-
-    def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
-        """The class, the most probable one and its probability."""
-        truth, probability = samples.targets[:].numpy(), decisions.numpy()
-        found = probability.argmax(axis=1)
-        return [
-            {
-                "case": name,
-                "class": int(truth[i]),
-                "predicted": int(found[i]),
-                "probability": float(probability[i].max()),
-            }
-            for i, name in enumerate(samples.names)
-        ]

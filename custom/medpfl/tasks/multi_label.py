@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from medpfl.data.preparation import Row
-from medpfl.data.samples import Samples, SiteData
+from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
 from medpfl.tasks.any_input import AnyInput
 from medpfl.tasks.losses.contract import Loss
@@ -43,14 +42,3 @@ class MultiLabel(AnyInput):
     def decide(self, outputs: Tensor) -> Tensor:
         """N x C probabilities."""
         return outputs.float().sigmoid()
-
-    def told(self, decisions: Tensor, samples: Samples) -> list[Row]:
-        """Of each case every label, by its number: 1 or 0, or nothing where it is not known, and its probability."""
-        truth, probability = samples.targets[:].tolist(), decisions.tolist()
-        rows: list[Row] = []
-        for number, name in enumerate(samples.names):
-            row: Row = {"case": name}
-            for label, (known, found) in enumerate(zip(truth[number], probability[number], strict=True)):
-                row |= {f"label_{label}": int(known) if known == known else "", f"p_{label}": found}
-            rows.append(row)
-        return rows

@@ -125,7 +125,7 @@ def _kind(rows: Sequence[Row], score: str) -> Literal["class", "labels", "value"
     columns = rows[0].keys()
     if score in columns:
         return "score"
-    if tuple(columns) == _LABELLED:
+    if columns >= set(_LABELLED):  # metrics of cases may stand beside these
         return "class"
     if {"label_0", "p_0"} <= columns:
         return "labels"
