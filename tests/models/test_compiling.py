@@ -2,6 +2,7 @@
 """Networks that torch compiles: the same entries, and a warning where torch cannot."""
 
 import copy
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from every_method import EVERY
 from medpfl.core.errors import ConfigError
 from medpfl.models.compiling import compile_in_place, wanted
 from medpfl.models.resnet import ResNet
+from medpfl.models.split import watched
 
 
 class Small(torch.nn.Module):
@@ -66,3 +68,20 @@ def test_the_environment_says_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEDPFL_COMPILE", "yes")
     with pytest.raises(ConfigError, match="MEDPFL_COMPILE must be 0 or 1, got 'yes'"):
         wanted()
+
+
+@pytest.mark.slow
+def test_layers_of_a_compiled_network_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch keeps to the hooks that it found when it compiled, so MOON, which first asks for the outputs alone, would
+    be told that the head does not run."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    network, inputs = Small(), torch.randn(6, 3)
+    compile_in_place(network, "model")
+    expected = network(inputs)
+    with watched(network, "layer") as seen:
+        found = network(inputs)
+    assert torch.equal(found, expected) and len(seen) == 1 and torch.equal(torch.relu(seen[0] * 2), found)
+    with watched(network, "layer") as again:
+        network(inputs + 1)
+    assert len(seen) == 1 and len(again) == 1 and not torch.equal(again[0], seen[0])
+    assert torch.equal(network(inputs), expected)

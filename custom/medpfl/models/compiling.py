@@ -29,17 +29,20 @@ def compile_in_place(network: nn.Module, name: str) -> None:
     """Compile a network at its first call. Its entries keep their names, and copies of it are not compiled.
 
     Where torch cannot compile it, a warning says so with torch's reason, and it computes as it always did from then on.
+    So does a pass in which a method watches a layer: torch does not look whether one is watched since it compiled.
     """
     if type(network).__module__.startswith("torch.nn."):
         _tell(name, "torch does not compile its own containers")  # it would not say so
         return
     network.compile()
-    run = network._compiled_call_impl
+    run, own = network._compiled_call_impl, _hooks(network)
     assert run is not None
 
     def attempt(*args: Any, **named: Any) -> Any:
         from torch._dynamo.exc import TorchDynamoException
 
+        if _hooks(network) != own:
+            return network._call_impl(*args, **named)  # type: ignore[no-untyped-call]
         try:
             return run(*args, **named)
         except TorchDynamoException as error:
@@ -48,6 +51,11 @@ def compile_in_place(network: nn.Module, name: str) -> None:
             return network(*args, **named)
 
     network._compiled_call_impl = attempt
+
+
+def _hooks(network: nn.Module) -> int:
+    """How many are called beside its layers in a pass."""
+    return sum(len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in network.modules())
 
 
 def _tell(name: str, reason: str) -> None:
