@@ -12,11 +12,14 @@ from typing import get_args
 
 import pytest
 import torch
+from test_architectures import ALL, IDS
 
 import medpfl.models
 from medpfl.core.errors import ConfigError
+from medpfl.core.groups import head_of
 from medpfl.models.contract import Architecture
 from medpfl.models.monai_net import _OPTIONS, Name
+from medpfl.models.unet import UNet
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
 NOT_OF_TASKS = {
@@ -96,3 +99,27 @@ def test_inputs_as_small_as_the_table_says_are_taken_and_smaller_ones_refused(
 
 def test_all_networks_for_classes_and_series_have_such_a_row() -> None:
     assert len(ROW.findall(PAGE)) == 16
+
+
+@pytest.mark.parametrize("architecture", [case[0] for case in ALL], ids=IDS)
+@pytest.mark.slow
+def test_all_goes_through_the_head_but_where_the_page_names_another(architecture: Architecture) -> None:
+    """What a method keeps at home or shares as the head decides all that a network says: with a head of zeros it says
+    nothing."""
+    shape = next(shape for other, shape, _ in ALL if other is architecture)
+    torch.manual_seed(1)
+    network, inputs = architecture.build(shape, 5).eval(), torch.randn(2, *shape)
+    named = {"FCN": "scores"}.get(type(architecture).__name__, "")
+    if isinstance(architecture, UNet) and architecture.residual_units:
+        named = "model.2"
+    assert not named or (f'"head": "{named}"' in PAGE and f'"personal": ["{named}"]' in PAGE)
+    _zero(network, head_of(network))
+    assert network(inputs).any() == bool(named)
+    if named:
+        _zero(network, named)
+        assert not network(inputs).any()
+
+
+def _zero(network: torch.nn.Module, path: str) -> None:
+    for weight in network.get_submodule(path).parameters():
+        torch.nn.init.zeros_(weight)

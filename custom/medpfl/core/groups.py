@@ -85,8 +85,9 @@ def head_of(network: nn.Module) -> str:
     """Path of the network's head: its last module with parameters of its own that is no normalisation or activation.
 
     "Last" is the order of definition, for the networks here also that of computation (but for FCN, which adds the
-    scores of three layers): the final linear layer of a classifier, the last convolution of a UNet. What a layer's
-    weights are computed of (in weight or spectral normalisation, say) is part of that layer.
+    scores of three layers, and a ResUNet, which adds what its last layer gives to the scores before it):
+    the final linear layer of a classifier, the last convolution of a UNet. What a layer's weights are computed of (in
+    weight or spectral normalisation, say) is part of that layer.
 
     Raises:
         ConfigError: the network has no such module below itself, so that there is nothing to split.
