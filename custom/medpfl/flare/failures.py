@@ -31,24 +31,24 @@ _LOG = logging.getLogger(__name__)
 
 def contain_failures(server: FederatedServer) -> None:
     """From now on a hospital's report that its process of a job failed goes to that job's process at the server. FLARE
-    deals with it where that cannot be told: it is not MedPFL's, or has ended itself."""
+    deals with it where that cannot be told, as it is not MedPFL's. What that process has ended stays as it ended it."""
     cell: Cell = server.cell
     telling: set[tuple[str, str]] = set()
 
     def reported(request: Message) -> Message:
-        found = _running(server, request)
-        if found is None:
+        failed = _failed(server, request)
+        if failed is None:
             reply: Message = server.process_job_failure(request)
             return reply
-        if found not in telling:
-            telling.add(found)  # FLARE's cells call this in several threads, and a second one does no harm
-            threading.Thread(target=tell, args=(*found, request), name="telling", daemon=True).start()
+        if failed not in telling:
+            telling.add(failed)  # FLARE's cells call this in several threads, and a second one does no harm
+            threading.Thread(target=tell, args=(*failed, request), name="telling", daemon=True).start()
         return make_reply(ReturnCode.OK)
 
     def tell(job_id: str, site: str, request: Message) -> None:
         try:
             if _told(server, job_id, site):
-                _LOG.warning("%s's process of the job %s has ended: the job goes on without it", site, job_id)
+                _LOG.warning("%s's process of the job %s has failed, which does not end the job", site, job_id)
                 server.engine.job_runner.resolve_client_outcome(job_id, site)
             else:
                 server.process_job_failure(request)
@@ -58,14 +58,14 @@ def contain_failures(server: FederatedServer) -> None:
     cell.core_cell.register_request_cb(CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE, reported)
 
 
-def _running(server: FederatedServer, request: Message) -> tuple[str, str] | None:
-    """The job that goes on at the server and the hospital whose process of it has failed; None: there is no such."""
+def _failed(server: FederatedServer, request: Message) -> tuple[str, str] | None:
+    """The job, and the hospital whose process of it has failed before anything else was heard of it; or None."""
     client = server.client_manager.clients.get(request.get_header(CellMessageHeaderKeys.TOKEN))
     said = request.payload
     if client is None or not isinstance(said, dict):
         return None
     job_id, code = said.get(JobFailureMsgKey.JOB_ID), said.get(JobFailureMsgKey.CODE)
-    if not isinstance(job_id, str) or code == 0 or job_id not in server.engine.run_processes:
+    if not isinstance(job_id, str) or code == 0:
         return None
     if not server.engine.job_runner.is_client_outcome_pending(job_id, client.name):
         return None
@@ -73,7 +73,8 @@ def _running(server: FederatedServer, request: Message) -> tuple[str, str] | Non
 
 
 def _told(server: FederatedServer, job_id: str, site: str) -> bool:
-    """Whether the job's process knows it now. It may still be starting: a hospital's can fail before it is there."""
+    """Whether the job's process knows it now, or has ended itself. It may still be starting: a hospital's can fail
+    before it is there."""
     late: float | None = None
     while job_id in server.engine.run_processes:
         reply = server.cell.core_cell.send_request(  # a whole message: by a ``Cell`` it would go in pieces
@@ -92,7 +93,7 @@ def _told(server: FederatedServer, job_id: str, site: str) -> bool:
             if time.monotonic() > late:
                 return False
         time.sleep(_PAUSE)
-    return False
+    return True
 
 
 class Gone:
