@@ -10,8 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from nvflare.apis.fl_constant import SiteType
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
@@ -23,15 +26,13 @@ from nvflare.private.fed.server.fed_server import FederatedServer
 CHANNEL = "medpfl_job"
 GONE = "its process of the job has ended; the reason is in that hospital's own log"
 _TOPIC = "gone"
-_BUILT_WITHIN = 180.0
-"""Seconds in which a job's process that can be reached must have built the job; another package's never listens."""
 _PAUSE = 1.0
 _LOG = logging.getLogger(__name__)
 
 
 def contain_failures(server: FederatedServer) -> None:
-    """From now on a hospital's report that its process of a job failed goes to that job's process at the server. FLARE
-    deals with it where that cannot be told, as it is not MedPFL's. What that process has ended stays as it ended it."""
+    """From now on a hospital's report that its process of a job of MedPFL failed goes to that job's process at the
+    server. What that process has ended stays as it ended it. Other jobs are left to FLARE."""
     cell: Cell = server.cell
     telling: set[tuple[str, str]] = set()
 
@@ -42,17 +43,15 @@ def contain_failures(server: FederatedServer) -> None:
             return reply
         if failed not in telling:
             telling.add(failed)  # FLARE's cells call this in several threads, and a second one does no harm
-            threading.Thread(target=tell, args=(*failed, request), name="telling", daemon=True).start()
+            threading.Thread(target=tell, args=failed, name="telling", daemon=True).start()
         return make_reply(ReturnCode.OK)
 
-    def tell(job_id: str, site: str, request: Message) -> None:
+    def tell(job_id: str, site: str) -> None:
+        _LOG.warning("%s's process of the job %s has failed, which does not end the job", site, job_id)
         try:
-            if _told(server, job_id, site):
-                _LOG.warning("%s's process of the job %s has failed, which does not end the job", site, job_id)
-                server.engine.job_runner.resolve_client_outcome(job_id, site)
-            else:
-                server.process_job_failure(request)
+            _tell(server, job_id, site)
         finally:
+            server.engine.job_runner.resolve_client_outcome(job_id, site)
             telling.discard((job_id, site))
 
     cell.core_cell.register_request_cb(CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE, reported)
@@ -69,13 +68,20 @@ def _failed(server: FederatedServer, request: Message) -> tuple[str, str] | None
         return None
     if not server.engine.job_runner.is_client_outcome_pending(job_id, client.name):
         return None
-    return job_id, client.name
+    return (job_id, client.name) if _is_ours(server, job_id) else None
 
 
-def _told(server: FederatedServer, job_id: str, site: str) -> bool:
-    """Whether the job's process knows it now, or has ended itself. It may still be starting: a hospital's can fail
-    before it is there."""
-    late: float | None = None
+def _is_ours(server: FederatedServer, job_id: str) -> bool:
+    """Whether MedPFL's controller runs the job, which listens in ``Gone``."""
+    workspace = Workspace(server.engine.args.workspace, SiteType.SERVER)
+    try:
+        return f'"{__package__}.' in Path(workspace.get_server_app_config_file_path(job_id)).read_text(encoding="utf-8")
+    except OSError:  # FLARE takes other names for it, too; MedPFL's jobs do not
+        return False
+
+
+def _tell(server: FederatedServer, job_id: str, site: str) -> None:
+    """Until the job's process knows it, or has ended itself. A hospital's can fail before the server's is there."""
     while job_id in server.engine.run_processes:
         reply = server.cell.core_cell.send_request(  # a whole message: by a ``Cell`` it would go in pieces
             target=FQCN.join([FQCN.ROOT_SERVER, job_id]),
@@ -85,15 +91,9 @@ def _told(server: FederatedServer, job_id: str, site: str) -> bool:
             timeout=5.0,
             optional=True,
         )
-        code = reply.get_header(MessageHeaderKey.RETURN_CODE)
-        if code == ReturnCode.OK:
-            return True
-        if code == ReturnCode.PROCESS_EXCEPTION:  # it is there, and nothing of it listens, yet or ever
-            late = late or time.monotonic() + _BUILT_WITHIN
-            if time.monotonic() > late:
-                return False
+        if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK:
+            return
         time.sleep(_PAUSE)
-    return True
 
 
 class Gone:
