@@ -16,6 +16,7 @@ from medpfl.compare.plan import Plan
 from medpfl.compare.results import Results
 from medpfl.compare.run_results import ServedBySuper, UnseenRun
 from medpfl.compare.runner import read_run
+from medpfl.compare.statistics import paired_gain
 from medpfl.component import spec_of
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.data.samples import SiteData
@@ -96,6 +97,24 @@ def test_scores_and_gains_are_paired_by_split_and_seed(
         assert rows["Soft"].hospitals[site].gain.mean == pytest.approx((values[0] - values[1]).mean(), abs=1e-6)
         assert rows["Soft"].hospitals[site].gain.pairs == 2
     assert "over the splits 0, 7 and the seed 0;" in markdown(content)
+
+
+def test_seeds_of_a_split_are_no_further_pairs_of_the_test() -> None:
+    """Of two splits with five seeds that change nothing p was that of ten pairs, 0.002, where both splits gain or both
+    lose, as they do in every second comparison without any true gain."""
+    splits = np.repeat([0, 1], 5).tolist()
+    values, none = np.repeat([0.1, 0.3], 5).tolist(), [0.0] * 10
+    found = paired_gain(values, none, splits)
+    assert (found.p, found.pairs, found.splits, found.wins) == (0.5, 10, 2, 10)
+    assert found.mean == 0.2 and found.deviation == pytest.approx(np.std(values, ddof=1))
+    assert found.model_copy(update={"interval": (0.1, 0.3)}).shown_p is None  # two splits cannot have a small one
+    assert paired_gain([0.1, 0.3], [0.0, 0.0], [0, 1]) == paired_gain([0.1, 0.3], [0.0, 0.0])
+    assert paired_gain(values, none, [None] * 10) == paired_gain(values, none)
+    one = values[:5], none[:5]
+    assert paired_gain(*one, [3] * 5) == paired_gain(*one)  # of a single split each seed counts
+    of_six = paired_gain([0.1, 0.2, 0.1, float("nan")] * 6, [0.0] * 24, [split for split in range(6) for _ in range(4)])
+    assert of_six.p == pytest.approx(2 / 2**6) and (of_six.pairs, of_six.splits) == (18, 6)
+    assert of_six.model_copy(update={"interval": (0.1, 0.2)}).shown_p == of_six.p
 
 
 @pytest.mark.slow

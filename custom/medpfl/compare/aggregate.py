@@ -70,19 +70,23 @@ def metrics(
 
 
 def gain(
-    scores: NDArray[np.float64], reference: NDArray[np.float64], counted: NDArray[np.bool_], measure: Measure
+    scores: NDArray[np.float64],
+    reference: NDArray[np.float64],
+    counted: NDArray[np.bool_],
+    measure: Measure,
+    splits: Sequence[int | None] = (),
 ) -> Gain | None:
     """By how much ``scores`` are better than ``reference``, pair by pair; None where there is no pair, or one that
     counts lacks a score: a model that broke must not profit from it.
 
     Args:
-        counted: of each pair, whether the score is defined for some model.
+        counted: of each pair, whether the score is defined for some model; ``splits``: as ``paired_gain`` takes them.
     """
     known = np.isfinite(scores) & np.isfinite(reference)
     if not known.any() or bool((counted & ~known).any()):
         return None
     better, worse = (scores, reference) if measure.direction == "higher" else (reference, scores)
-    return paired_gain(better.tolist(), worse.tolist())
+    return paired_gain(better.tolist(), worse.tolist(), splits)
 
 
 def curve(curves: list[list[float | None]]) -> list[float | None]:

@@ -119,9 +119,10 @@ class Rows:
         counts = self.counted(pairs)
         means = aggregate.of_hospitals(scores, counts)
         own = aggregate.of_hospitals(alone, counts)
-        mean = aggregate.gain(means, own, aggregate.any_counts(counts), self.measure)
+        splits = [split for split, _ in pairs]
+        mean = aggregate.gain(means, own, aggregate.any_counts(counts), self.measure, splits)
         each = {
-            site: aggregate.gain(scores[:, k], alone[:, k], counts[:, k], self.measure)
+            site: aggregate.gain(scores[:, k], alone[:, k], counts[:, k], self.measure, splits)
             for k, site in enumerate(self.sites)
         }
         if mean is None:

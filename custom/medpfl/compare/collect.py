@@ -97,6 +97,7 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
     if target is None and local and local.curves:
         target = float(np.mean([plan.task.measure.best(v for v in curve if v is not None) for curve in local.curves]))
     pairs = len(plan.file.seeds) * len(plan.splits)
+    tested_pairs = len(plan.splits) if len(plan.splits) > 1 else pairs
     told = [gains.certain(_summary(name, row, local, target, plan, counted), held) for name, row in rows.items()]
     content = Results(
         comparison=plan.file.name,
@@ -114,8 +115,8 @@ def collect(plan: Plan, results: Path, failures: dict[str, str]) -> Results:
             machine=platform.machine(),
         ),
         written=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()) + " UTC",
-        test=in_words(pairs, paired_by(plan)),
-        smallest_p=smallest_p(pairs),
+        test=in_words(tested_pairs, paired_by(plan)),
+        smallest_p=smallest_p(tested_pairs),
         target=target,
         tuning=plan.found or None,
         rows=gains.with_distances(told, rows, held, partial(counted.of, score), plan.task.measure),
@@ -200,7 +201,9 @@ def _sweeps(plan: Plan) -> list[Sweep]:
 
 
 def paired_by(plan: Plan) -> str:
-    return "split and seed" if len(plan.splits) > 1 else "seed"
+    if len(plan.splits) < 2:
+        return "seed"
+    return "split and seed" if len(plan.file.seeds) == 1 else "split, of each of which the mean over its seeds counts"
 
 
 def _failures(plan: Plan, results: Path, failures: dict[str, str]) -> list[FailedRun]:

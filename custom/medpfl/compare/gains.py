@@ -38,8 +38,9 @@ def between(
     one, two = (np.array(row.best)[[row.pairs.index(pair) for pair in shared]] for row in (mine, other))
     counts = counted(shared)
     means = aggregate.of_hospitals(one, counts), aggregate.of_hospitals(two, counts)
-    each = [aggregate.gain(one[:, k], two[:, k], counts[:, k], measure) for k in range(one.shape[1])]
-    return aggregate.gain(*means, aggregate.any_counts(counts), measure), each
+    splits = [split for split, _ in shared]
+    each = [aggregate.gain(one[:, k], two[:, k], counts[:, k], measure, splits) for k in range(one.shape[1])]
+    return aggregate.gain(*means, aggregate.any_counts(counts), measure, splits), each
 
 
 def certain(row: Row, held: Rows | None) -> Row:

@@ -59,6 +59,7 @@ class Gain(Typed):
         p: two-sided p-value in (0, 1]; None for a single pair.
         wins: pairs with a positive difference; ``losses``: with a negative one.
         pairs: number of pairs.
+        splits: that have them, where some have several, whose mean counts in the p; None: each pair counts by itself.
         interval: of the mean, 95 %, from patients and seeds, or from splits; None: not known, as in files of before.
         needed: what would show a difference of this size; None likewise.
     """
@@ -69,13 +70,14 @@ class Gain(Typed):
     wins: int
     losses: int
     pairs: int
+    splits: int | None = Field(default=None, exclude_if=lambda found: found is None)
     interval: Interval | None = Field(default=None, exclude_if=lambda found: found is None)
     needed: Needed | None = Field(default=None, exclude_if=lambda found: found is None)
 
     @property
     def shown_p(self) -> float | None:
         """The p, where so many pairs can give one below 0.05, which takes 6; without an interval, whatever it is."""
-        return self.p if self.interval is None or self.pairs >= 6 else None
+        return self.p if self.interval is None or (self.splits or self.pairs) >= 6 else None
 
 
 class HospitalRow(Typed):

@@ -5,7 +5,8 @@ The exact sign-flip permutation test: if a method and local training were exchan
 have the other sign, so the p-value is the share of the 2^n sign patterns whose mean is at least as far from zero. It
 assumes no normal distribution and takes ties and zeros (test scores on few cases have many), which the t and the
 Wilcoxon test do not. Its smallest p-value is 2 / 2^n: with fewer than 6 seeds none can be below 0.05. Of many pairs the
-sign patterns are too many to go through, and so many are drawn at random.
+sign patterns are too many to go through, and so many are drawn at random. Of several splits the mean over each one's
+seeds counts: they train again on the same cases, so that their differences have one sign together.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from medpfl.compare.intervals import by_split
 from medpfl.compare.results import Gain
 
 EXACT_UP_TO = 16
@@ -33,26 +35,34 @@ def in_words(pairs: int, by: str) -> str:
     return f"two-sided {exact}sign-flip permutation test{drawn}, paired by {by}"
 
 
-def paired_gain(scores: Sequence[float], reference: Sequence[float]) -> Gain:
+def paired_gain(scores: Sequence[float], reference: Sequence[float], splits: Sequence[int | None] = ()) -> Gain:
     """``scores`` minus ``reference``, pair by pair. Pairs with a NaN are left out.
+
+    Args:
+        splits: of each pair, where there are several splits; else all None, or nothing.
 
     Raises:
         ValueError: the lengths differ or no pair is left.
     """
     pairs = np.array(list(zip(scores, reference, strict=True)), dtype=float)
-    pairs = pairs[np.isfinite(pairs).all(axis=1)] if len(pairs) else pairs
+    known = np.isfinite(pairs).all(axis=1) if len(pairs) else np.zeros(0, dtype=bool)
+    pairs = pairs[known]
     if not len(pairs):
         raise ValueError("no pair of scores")
     # Scores are ratios of counts or means of them: rounding keeps equal differences equal, and a mean of zero zero.
     difference = np.round(pairs[:, 0] - pairs[:, 1], 9)
     several = len(difference) > 1
+    own = [split for split, there in zip(splits, known, strict=False) if there and split is not None]
+    # Rounded again: a mean of equal differences leaves an error of its own, by which equal ones would be none.
+    tested = np.round(by_split(difference, own), 9) if len(set(own)) > 1 else difference
     return Gain(
         mean=round(float(difference.mean()), 9) + 0.0,  # not -0.0
         deviation=float(difference.std(ddof=1)) if several else None,
-        p=_p_value(difference) if several else None,
+        p=_p_value(tested) if len(tested) > 1 else None,
         wins=int((difference > 0).sum()),
         losses=int((difference < 0).sum()),
         pairs=len(difference),
+        splits=len(tested) if len(tested) < len(difference) else None,
     )
 
 
