@@ -4,20 +4,26 @@ before a round, and further exchanges of a slot within one."""
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from baselines import assert_resumes
 from exchanging import Asked, ByMean, slots
 from medpfl.core.errors import ConfigError, OutOfMemory
 from medpfl.job import Job
+from medpfl.methods.contract import Build
+from medpfl.methods.site import Site
 from medpfl.results.schema import TrainingLine
+from medpfl.rounds.hospital import local_rounds
 from medpfl.rounds.hospital.site import SiteRunner
-from medpfl.rounds.messages import Message
+from medpfl.rounds.messages import Message, Slots
+from medpfl.rounds.privacy import Guard
 from medpfl.rounds.protocol.replies import Reply, StatisticsReply
 from medpfl.rounds.protocol.requests import RefineRequest, Request
 from medpfl.rounds.server.quorum import QuorumLost
@@ -60,6 +66,46 @@ def test_refined_slots_go_round_again(make_job: Make, table_sites: dict[str, Pat
         assert [line["raw"] for line in lines] == [4 * (weights + times)] * 2
     before = [line for line in traffic if line["round"] == 0 and line["direction"] == "from_site"]
     assert [line["raw"] for line in before] == [3 * 8] * 4  # three float64 means
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithItsOwn(Asked):
+    """Also changes, in every exchange, a network that never leaves."""
+
+    def models(self, build: Build) -> dict[str, nn.Module]:
+        return {**super().models(build), "own": nn.Linear(1, 1, bias=False)}
+
+    def slots(self, models: nn.ModuleDict) -> dict[str, list[str]]:
+        return {slot: keys for slot, keys in super().slots(models).items() if slot != "own"}
+
+    def refine(self, site: Site, step: int) -> None:
+        super().refine(site, step)
+        with torch.no_grad():
+            site.models["own"].weight += 1
+
+
+def test_what_an_exchange_changed_is_kept_once_its_noise_is_counted(
+    make_job: Make, table_sites: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a round's training: a hospital that is killed between the two, and goes on from its file, holds nothing
+    that no account of noise has."""
+    order: list[str] = []
+    release, save = Guard.release, local_rounds.save_refined
+
+    def released(self: Guard, sent: Slots, received: Slots, header: Any, step: int = 0) -> Slots:
+        order.append(f"counted {step}")
+        return release(self, sent, received, header, step)
+
+    def saved(files: Any, round_number: int, private: Any) -> None:
+        order.append("kept")
+        save(files, round_number, private)
+
+    monkeypatch.setattr(Guard, "release", released)
+    monkeypatch.setattr(local_rounds, "save_refined", saved)
+    run(make_job(rounds=1, mixers=slots(), method=WithItsOwn(batch_size=8)), table_sites, tmp_path)
+    of_each = [order[k : k + 2] for k in range(len(table_sites), len(order), 2)]
+    assert order[: len(table_sites)] == ["counted 0"] * len(table_sites)
+    assert sorted(of_each) == [[f"counted {step}", "kept"] for step in (1, 2, 3) for _ in table_sites]
 
 
 @pytest.mark.slow

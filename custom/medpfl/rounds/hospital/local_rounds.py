@@ -247,13 +247,14 @@ class LocalRounds:
         networks.check_held(here.method)
         policy.check_trained(here.policy, site)
         private = self._private()
-        if any(not torch.equal(tensor, before[key]) for key, tensor in private.items()):  # statistics of BatchNorm, say
-            save_refined(self.run.files, current, private)
         sent = networks.sent_instead(here.method, site.outbox)
         answered = [slot for slot in own if slot in here.method.refined]
         here.guard.check_made(networks, {slot: own[slot] for slot in answered}, sent)
         sent = {**gather(self._trained(), networks.slots, answered), **sent}
-        return Message(RefineReply(round=current, step=step), here.guard.release(sent, own, header, step))
+        sent = here.guard.release(sent, own, header, step)
+        if any(not torch.equal(tensor, before[key]) for key, tensor in private.items()):  # statistics of BatchNorm, say
+            save_refined(self.run.files, current, private)
+        return Message(RefineReply(round=current, step=step), sent)
 
     def _private(self) -> dict[str, Tensor]:
         """Copies of the private entries that further exchanges may change: those of the job's method."""
