@@ -91,7 +91,7 @@ class ExchangeController(Controller):
 
     def _are_gone(self) -> frozenset[str]:
         """Hospitals whose process of this job has ended: FLARE lets none of them into it again."""
-        return self._gone.sites if self._gone else frozenset()
+        return frozenset(self._gone.sites) if self._gone else frozenset()
 
     # -- what a coordinator is made of --------------------------------------------------------------------------------
 

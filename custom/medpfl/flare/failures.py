@@ -107,7 +107,7 @@ class Gone:
     """
 
     def __init__(self, fl_ctx: FLContext, told: Callable[[], None]):
-        self.sites: frozenset[str] = frozenset()
+        self.sites: set[str] = set()
         self._told = told
         cell = fl_ctx.get_engine().get_cell()
         if isinstance(cell, Cell):  # in tests in one process it is none
@@ -115,6 +115,6 @@ class Gone:
 
     def _note(self, message: Message) -> Message:
         # Only the server's own processes say this (``commands``).
-        self.sites |= {str(message.payload)}
+        self.sites.add(str(message.payload))  # at once: FLARE's cells call this in several threads
         self._told()
         return make_reply(ReturnCode.OK)
