@@ -87,9 +87,18 @@ def site_allow(
 ) -> None:
     """Let jobs name this package's classes, each in full, and those of --class; keep logs and files at the site.
 
-    FLARE's own classes are not among them: name those that the site needs with --class."""
+    FLARE's own classes are not among them: name those that the site needs with --class. A person's kit builds nothing:
+    there what the server sends is kept in the folder of downloads."""
+    from medpfl.core.errors import MedPFLError
     from medpfl.flare.allow import allow
+    from medpfl.flare.console import close_console
+    from medpfl.flare.kits import read_kit
 
+    if read_kit(kit).role == "admin":
+        if extra:
+            raise MedPFLError(f"{kit} is a person's kit, which builds nothing that a job names: leave --class out")
+        say(f"{close_console(kit)}: what the server sends stays in the folder of downloads")
+        return
     allowed = allow(kit, extra or [])
     say(f"{allowed.file}: {len(allowed.classes)} classes are allowed, each by its full name, and no other")
     for name in allowed.dropped:

@@ -23,6 +23,7 @@ from medpfl.data.paths import paths_of, split_pattern
 from medpfl.data.site_file import ENVIRONMENT_VARIABLE, SiteFile, find_site_file
 from medpfl.flare.allow import CODE_RIGHT, LOG_STREAMING, READ_RIGHT, component_classes, roles_with, why_no_class
 from medpfl.flare.common_key import common_key
+from medpfl.flare.console import check_console
 from medpfl.flare.finding import Finding, note, ok, problem
 from medpfl.flare.gpus import gpus
 from medpfl.flare.home import ENVIRONMENT_VARIABLE as HOME_VARIABLE
@@ -76,6 +77,8 @@ def examine(folder: Path) -> Iterator[Finding]:
         yield from _site_file(kit)
     if kit.role == "server":
         yield from _storage(kit)
+    if kit.role == "admin":
+        yield check_console(kit)
     yield from check_server(kit)
 
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from medpfl.core.errors import ConfigError, MedPFLError, meant
 from medpfl.data.untrusted import load_yaml
+from medpfl.flare.console import close_console
 from medpfl.flare.kit_files import Participant, Project, Resources, Way, local_file, write_file
 from medpfl.flare.kits import Kit, keep_storage, read_kit, write_hospitals
 from medpfl.results.schema import NO_HOSPITALS
@@ -153,6 +154,8 @@ def provision(file: Path, output: Path) -> Provisioned:
             keep_storage(person.kit.folder, resources)
             write_hospitals(person.kit.folder, [other.kit.name for other in people if other.role == "hospital"])
             write_file(person.kit.local / "resources.json", resources)
+        elif person.kit.role == "admin":
+            close_console(person.kit.folder)
     _private(place)
     root = x509.load_pem_x509_certificate(people[0].kit.root.read_bytes())
     return Provisioned(made[0], state, people, root, first)
