@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCo
 from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, new_cell_message
+from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
@@ -93,10 +95,11 @@ def hospital(cells: Cells) -> Cell:
     return cells.of("asked")
 
 
-def asked(agent: FedAdminAgent, topic: str, body: str = "", job: str | None = None) -> str:
+def asked(agent: FedAdminAgent, topic: str, body: str | bytes = "", job: str | None = None) -> str:
     message = Message(topic, body)
     if job is not None:
         message.set_header(RequestHeader.JOB_ID, job)
+        message.set_header(RequestHeader.JOB_META, {"name": "a job"})
     return str(agent._dispatch_request(new_cell_message({}, message)).payload.body)
 
 
@@ -111,6 +114,31 @@ def test_a_server_sees_no_file_of_a_hospital(agent: FedAdminAgent, command: str)
 def test_a_server_deletes_nothing_but_a_jobs_folder(agent: FedAdminAgent, kit: Path, topic: str, folder: str) -> None:
     before = sorted(kit.rglob("*"))
     assert "not the id of a job" in asked(agent, topic, job=folder)
+    assert sorted(kit.rglob("*")) == before
+
+
+def test_a_job_that_explodes_is_not_unpacked(
+    agent: FedAdminAgent, kit: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """FLARE unpacks it twice: where temporary files are, and into the job's folder."""
+    unpacked: list[int] = []
+
+    def unpack(packed: bytes, folder: str) -> None:
+        unpacked.append(len(packed))
+        raise OSError
+
+    monkeypatch.setattr(training_cmds, "unzip_all_from_bytes", unpack)
+    before = sorted(kit.rglob("*"))
+    job = tmp_path / "job.zip"
+    for size, words in (
+        (2**20, "failed to stage app"),
+        (2**28 + 1, "would become 268435457; more than 250 times as many are not read"),
+    ):
+        with zipfile.ZipFile(job, "w", zipfile.ZIP_DEFLATED) as into:
+            into.writestr("config/config_fed_client.json", bytes(size))
+        assert words in asked(agent, TrainingTopic.DEPLOY, job.read_bytes(), job=JOB)
+    assert "failed to stage app" in asked(agent, TrainingTopic.DEPLOY, b"no zip at all", job=JOB)
+    assert len(unpacked) == 2 and max(unpacked) < 2000
     assert sorted(kit.rglob("*")) == before
 
 

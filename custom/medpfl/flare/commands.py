@@ -7,9 +7,13 @@ server or at any hospital, could so see every file that a hospital's account can
 folder of models and accounts as if it were a job's.
 """
 
+import contextlib
+import io
 import logging
 import re
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -33,6 +37,8 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from nvflare.private.fed.server.server_commands import ServerCommands
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
+from medpfl.core.errors import DataError
+from medpfl.data.untrusted import check_growth
 from medpfl.flare.failures import CHANNEL
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -45,7 +51,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class OfJobs(RequestProcessor):
-    """``then``, where what a message calls a job can be one: FLARE makes and deletes the folder of that name."""
+    """``then``, where what a message calls a job can be one: FLARE makes and deletes the folder of that name, and
+    unpacks the job's files into it, and before that into the folder for temporary ones, however large they become."""
 
     def __init__(self, then: RequestProcessor):
         self._then = then
@@ -58,7 +65,19 @@ class OfJobs(RequestProcessor):
         job_id = req.get_header(RequestHeader.JOB_ID)
         if job_id and not (isinstance(job_id, str) and _JOB_ID.fullmatch(job_id)):
             return error_reply("this is not the id of a job")
+        try:
+            _check_files(req.body)
+        except DataError as error:
+            return error_reply(str(error))
         return self._then.process(req, app_ctx)
+
+
+def _check_files(body: object) -> None:
+    """Raises DataError: what a job is packed in grows out of all proportion."""
+    if isinstance(body, bytes):
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(body)) as packed:  # FLARE says that
+            size = sum(member.file_size for member in packed.infolist())
+            check_growth(Path("a job"), "its packed files", len(body), size)
 
 
 def close_commands() -> None:
