@@ -21,6 +21,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+from nvflare.fuel.hci.server.sess import SessionManager
 from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, new_cell_message
@@ -28,11 +29,12 @@ from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.stream_runner import TOPIC_STREAM_REQUEST
 
 from cells import Cells
 from medpfl.flare import executor, starting
 from medpfl.flare.allow import allow
-from medpfl.flare.commands import refuse_commands, refuse_commands_to_job, refuse_others
+from medpfl.flare.commands import refuse_commands, refuse_commands_to_job, refuse_others, refuse_uploads
 from medpfl.flare.provision import provision
 from medpfl.methods.softpull import SoftPull
 from medpfl.tasks.tabular import Tabular
@@ -268,6 +270,33 @@ def test_the_server_tells_its_own_processes_alone_what_is_for_them(cells: Cells,
         send_bundle(job, cells.server, channel, topic)
         wait_for(came, 1)
     assert came == [job.core_cell.get_fqcn()]
+
+
+def test_the_server_takes_files_from_who_is_logged_in_alone(cells: Cells) -> None:
+    """FLARE wrote what any hospital sent among the server's temporary files, of any size, and left it there."""
+    console, prying, came = cells.of("console"), cells.of("prying"), list[str]()
+    channel, people = CellChannel.AUX_COMMUNICATION, SessionManager(cells.server)
+    for topic in (TOPIC_STREAM_REQUEST, "sync_runner"):
+        cells.server.register_request_cb(channel=channel, topic=topic, cb=noting(came))
+    own = console.core_cell.get_fqcn()
+    people.create_session("lead@hospital-a", "hospital_a", "lead", own, cert_exp=time.time() + 3600)
+    try:
+        with as_flare_has_it(cells.server):
+            assert told(prying, cells.server, channel, TOPIC_STREAM_REQUEST)
+            server = SimpleNamespace(cell=cells.server, admin_server=None)  # as it is when a site's components begin
+            refuse_uploads(server)
+            assert not told(console, cells.server, channel, TOPIC_STREAM_REQUEST)
+            server.admin_server = SimpleNamespace(sess_mgr=people)
+            came.clear()
+            assert not told(prying, cells.server, channel, TOPIC_STREAM_REQUEST)
+            assert told(console, cells.server, channel, TOPIC_STREAM_REQUEST)
+            assert told(prying, cells.server, channel, "sync_runner")
+            send_bundle(prying, cells.server, channel, TOPIC_STREAM_REQUEST)
+            send_bundle(console, cells.server, channel, TOPIC_STREAM_REQUEST)
+            wait_for(came, 3)
+    finally:
+        people.shutdown()
+    assert came == [own, prying.core_cell.get_fqcn(), own]
 
 
 def test_the_server_lets_nobody_take_anothers_name(made: Path) -> None:

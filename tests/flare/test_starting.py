@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, SiteType
+from nvflare.apis.fl_constant import FLContextKey, SiteType, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
@@ -219,6 +219,22 @@ def test_a_site_takes_no_job_into_which_flare_would_put_a_file_or_a_variable(
     said, _ = AppAuthzService.validate_app(str(kit.parent / "app"))
     assert refused in said and bool(said) is bool(refused)
     assert "Erna" not in said and "hunter2" not in said
+
+
+def test_a_site_that_cannot_be_closed_does_not_go_on_open(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FLARE logs whatever a component raises, and goes on: with another FLARE, say, whose names have changed."""
+    monkeypatch.chdir(kit)
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    monkeypatch.setattr(starting.os, "_exit", sys.exit)
+    context = FLContext()  # of no site
+    start = starting.Start()
+    with pytest.raises(SystemExit):
+        start.handle_event(EventType.BEFORE_CLIENT_REGISTER, context)
+    assert "This site does not start: it cannot be closed to others" in caplog.text
+    assert "AttributeError" in caplog.text
+    assert (kit / WorkspaceConstants.SHUTDOWN_FILE).exists()  # FLARE's daemon does not start it again
 
 
 def test_a_server_reads_no_file_for_the_meta_file_of_a_job(

@@ -34,7 +34,9 @@ from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import RequestHeader, SysCommandTopic
 from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.server_commands import ServerCommands
+from nvflare.private.stream_runner import TOPIC_STREAM_REQUEST
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
 from medpfl.core.errors import DataError
@@ -44,6 +46,7 @@ from medpfl.flare.failures import CHANNEL
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INNER = "this is for the server's own processes to ask"
 _EVENT = (CellChannel.AUX_COMMUNICATION, FED_EVENT_TOPIC)
+_PIECE = (CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_REQUEST)
 _NO_EVENT = "nobody lets things happen here but this process itself"  # that the job is to end, for instance
 _GOES = (CellChannel.CELLNET, CellChannelTopic.Bye)
 _INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, NETWORK, CHANNEL)
@@ -129,6 +132,21 @@ def refuse_commands(cell: object) -> None:
         return _inner(message)
 
     _look_at(cell, wrong)
+
+
+def refuse_uploads(server: FederatedServer) -> None:
+    """From now on the server's own process takes files from people who are logged in at a console, and from nobody
+    else: FLARE writes them among the temporary files before it asks who sends them, and leaves them there."""
+
+    def wrong(message: CellMessage) -> str | None:
+        origin = _way(message)[0]
+        if _PIECE not in _names(message) or not _asks(message) or _of_server(origin):
+            return None
+        consoles = getattr(server.admin_server, "sess_mgr", None)  # FLARE makes both after the site's components
+        known = consoles is not None and any(person.origin_fqcn == origin for person in consoles.get_sessions())
+        return None if known else "nobody is logged in there who could send files"
+
+    _look_at(server.cell, wrong)
 
 
 def refuse_commands_to_job(fl_ctx: FLContext) -> None:

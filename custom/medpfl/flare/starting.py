@@ -26,7 +26,7 @@ from nvflare.fuel.utils.log_utils import configure_logging
 from pydantic import Field
 
 from medpfl.core.errors import MedPFLError
-from medpfl.flare.commands import close_commands, refuse_commands, refuse_others
+from medpfl.flare.commands import close_commands, refuse_commands, refuse_others, refuse_uploads
 from medpfl.flare.failures import contain_failures
 from medpfl.flare.identity import SOON
 from medpfl.flare.kit_files import Component, FlareFile, write_file
@@ -72,19 +72,17 @@ class Start(FLComponent):
             self._machine = hold_name(self._kit)
             self._warn()
         except MedPFLError as error:
-            # FLARE's daemon starts a site again whatever it ended by, unless it finds this file.
-            (folder / WorkspaceConstants.SHUTDOWN_FILE).touch()
+            self._stay_away()
             self._refuse(error)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.SYSTEM_START:  # FLARE's own validator is there now, and no job has come
-            look_first()
-            if self._kit.role == "server":
-                server = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
-                refuse_commands(server.cell)
-                contain_failures(server)
-        elif event_type == EventType.BEFORE_CLIENT_REGISTER:
-            refuse_others(fl_ctx.get_prop(FLContextKey.SITE_OBJ).cell)
+        if event_type in (EventType.SYSTEM_START, EventType.BEFORE_CLIENT_REGISTER):
+            try:
+                self._close(event_type, fl_ctx)
+            except Exception:  # noqa: BLE001 (whatever it is, FLARE would go on with a site that is open)
+                self._said.exception("This site does not start: it cannot be closed to others")
+                self._stay_away()
+                os._exit(1)  # threads of FLARE's would keep the process, and the site, alive
         elif event_type == EventType.BEFORE_CHECK_RESOURCE_MANAGER:  # the server asks a hospital whether it takes a job
             try:
                 list(soon_over(self._kit))
@@ -98,6 +96,21 @@ class Start(FLComponent):
                 self._warn()
             except MedPFLError as error:  # of a server, whose hospitals say so of themselves
                 self._said.error(str(error))
+
+    def _close(self, event_type: str, fl_ctx: FLContext) -> None:
+        site = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
+        if event_type == EventType.BEFORE_CLIENT_REGISTER:
+            refuse_others(site.cell)
+            return
+        look_first()  # FLARE's own validator is there now, and no job has come
+        if self._kit.role == "server":
+            refuse_commands(site.cell)
+            refuse_uploads(site)
+            contain_failures(site)
+
+    def _stay_away(self) -> None:
+        """FLARE's daemon starts a site again whatever it ended by, unless it finds this file."""
+        (self._kit.folder / WorkspaceConstants.SHUTDOWN_FILE).touch()
 
     def _warn(self) -> None:
         for sentence in soon_over(self._kit):
