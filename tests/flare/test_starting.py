@@ -257,6 +257,27 @@ def test_a_server_reads_no_file_for_the_meta_file_of_a_job(
     assert not valid and "from JSON only" in why and "lies at the server" not in f"{why} {meta}"
 
 
+@pytest.mark.parametrize(("name", "taken"), [("Herz ü", True), ("\x1b[2Jcleared", False), ("a\nCOMPLETED", False)])
+def test_a_server_takes_no_job_whose_name_moves_a_console_s_cursor(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, name: str, taken: bool
+) -> None:
+    """FLARE prints it to whoever lists the jobs."""
+    monkeypatch.chdir(kit)
+    monkeypatch.setattr(starting, "configure_logging", lambda _: None)
+    monkeypatch.setattr(AppAuthzService, "app_validator", None)
+    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
+    job = BytesIO()
+    with zipfile.ZipFile(job, "w") as written:
+        written.writestr("job/meta.json", json.dumps({"name": name, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}))
+        for file in ("", "config_fed_server.json", "config_fed_client.json"):
+            written.writestr(f"job/app/config/{file}", "{}" if file else "")
+    starting.Start().handle_event(EventType.SYSTEM_START, FLContext())
+    valid, why, _ = JobMetaValidator().validate("job", job.getvalue())
+    assert valid is taken, why
+    assert taken or "cannot be printed" in why
+    assert why.isprintable()
+
+
 @pytest.mark.parametrize(
     ("name", "others"),
     [

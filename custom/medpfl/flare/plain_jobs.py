@@ -14,6 +14,7 @@ from nvflare.apis.app_validation import AppValidator
 from nvflare.apis.fl_constant import WorkspaceConstants
 from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.fuel.utils.json_config_loader import JsonConfigLoader
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medpfl.job.names import CLIENT_FILE, SERVER_FILE
@@ -49,9 +50,21 @@ class _Refused(ConfigLoader):
         raise ValueError(_JSON_ONLY)
 
 
+class _Named(JsonConfigLoader):
+    """FLARE's reader of JSON; from a text it reads a job's meta.json, whose name consoles print as it is."""
+
+    def load_config_from_str(self, config_str: str) -> Config:
+        read = super().load_config_from_str(config_str)
+        name = read.to_dict().get("name")
+        if isinstance(name, str) and not name.isprintable():
+            raise ValueError(f"the name of the job holds characters that cannot be printed: {name[:100]!r}")
+        return read
+
+
 def look_first() -> None:
     """From now on this process takes plain jobs only; safe to repeat."""
-    ConfigFactory._fmt2Loader.update({kind: _Refused(kind) for kind in ConfigFormat if kind != ConfigFormat.JSON})
+    for kind in ConfigFormat:
+        ConfigFactory._fmt2Loader[kind] = _Named() if kind == ConfigFormat.JSON else _Refused(kind)
     if not isinstance(AppAuthzService.app_validator, PlainJobs):
         AppAuthzService.initialize(PlainJobs(AppAuthzService.app_validator))
 
