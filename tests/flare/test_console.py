@@ -11,9 +11,11 @@ import pytest
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.streaming.file_downloader import ObjectDownloader, add_file
+from nvflare.fuel.hci.client import cli
 from nvflare.fuel.hci.client.api import AdminAPI
 from nvflare.fuel.hci.client.api_spec import CommandContext
 from nvflare.fuel.hci.client.api_status import APIStatus
+from nvflare.fuel.hci.client.cli import AdminClient
 from nvflare.fuel.hci.client.config import secure_load_admin_config
 from nvflare.fuel.hci.client.file_transfer import FileTransferModule
 from nvflare.fuel.hci.cmd_arg_utils import split_to_args
@@ -21,7 +23,7 @@ from nvflare.fuel.hci.proto import MetaKey, ProtoKey
 
 from cells import Cells
 from medpfl.cli import main
-from medpfl.flare.console import Downloads, check_console
+from medpfl.flare.console import Guard, check_console
 from medpfl.flare.kits import read_kit
 from medpfl.flare.provision import Provisioned, provision
 
@@ -72,11 +74,20 @@ class Console:
         return "download_job"
 
 
+PATCHED = [(FileTransferModule, "_tx_path"), (FileTransferModule, "pull_binary_file"), (AdminClient, "__init__")]
+
+
 @pytest.fixture
-def console(cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
-    for name in ("_tx_path", "pull_binary_file"):  # FLARE's own again afterwards
-        monkeypatch.setattr(FileTransferModule, name, getattr(FileTransferModule, name))
-    Downloads()
+def flares(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """FLARE's own again afterwards."""
+    for kind, name in PATCHED:
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    return monkeypatch
+
+
+@pytest.fixture
+def console(cells: Cells, tmp_path: Path, flares: pytest.MonkeyPatch) -> Console:
+    Guard()
     folder = tmp_path / "kit" / "transfer"
     folder.mkdir(parents=True)
     return Console(cells, folder)
@@ -142,25 +153,39 @@ def test_a_server_deletes_and_replaces_no_folder(
     assert [path.name for path in own.iterdir()] == ["thesis"]
 
 
+def test_what_hospitals_and_the_server_say_moves_no_cursor(
+    tmp_path: Path, flares: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FLARE's own console, with what a hospital answers to check_status."""
+    flares.setattr(cli, "AdminAPI", lambda **_: None)
+    Guard()
+    told = cli.AdminClient({"uid_source": "cert", "username": "lead"}, cli_history_dir=str(tmp_path))
+    row = ["hospital-a", "job\x1b[2J\x1b]52;c;ZXZpbA==\x07", "ü\u202eno"]
+    told.print_resp({ProtoKey.DATA: [{ProtoKey.TYPE: ProtoKey.TABLE, ProtoKey.ROWS: [["NAME", "JOB", "STATUS"], row]}]})
+    told.print_resp({ProtoKey.DETAILS: "two\tlines:\nDone\x9b2J"})
+    said = capsys.readouterr().out
+    assert "job?[2J?]52;c;ZXZpbA==?" in said and "ü?no" in said and "two\tlines:\nDone?2J" in said
+    assert not [one for one in said if not one.isprintable() and one not in "\n\t"]
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
     return provision(ROOT / "poc" / "project.yml", tmp_path_factory.mktemp("kits"))
 
 
 @pytest.mark.slow
-def test_every_persons_kit_is_made_so(made: Provisioned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_persons_kit_is_made_so(made: Provisioned) -> None:
     people = [person.kit for person in made.people if person.kit.role == "admin"]
     assert len(people) == 2
     for kit in people:
         assert check_console(kit).status == "ok"
-        for name in ("_tx_path", "pull_binary_file"):
-            monkeypatch.setattr(FileTransferModule, name, getattr(FileTransferModule, name))
-        plain = FileTransferModule.pull_binary_file
-        read = secure_load_admin_config(Workspace(str(kit.folder)))  # as the console and FLARE's session do
-        assert [type(one) for one in read.handlers] == [Downloads]
-        assert FileTransferModule.pull_binary_file is not plain
+        with pytest.MonkeyPatch.context() as context:
+            for kind, name in PATCHED:
+                context.setattr(kind, name, None)
+            read = secure_load_admin_config(Workspace(str(kit.folder)))  # as the console and FLARE's session do
+            assert [type(one) for one in read.handlers] == [Guard]
+            assert all(getattr(kind, name) is not None for kind, name in PATCHED)
         assert read.get_admin_config()["idle_timeout"] == 900.0  # what FLARE had written is still there
-        monkeypatch.undo()
 
 
 @pytest.mark.slow

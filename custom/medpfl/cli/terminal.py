@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the verbs share: the console and the arguments that several take."""
 
-import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,8 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from medpfl.core.errors import for_terminal
+
 
 class Terminal(Console):
     """A console on which words move no cursor, clear no screen and turn no reading direction, wherever they come from:
@@ -17,13 +18,7 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            whole = segment.control or segment.text.isprintable()
-            yield segment if whole else Segment("".join(map(_shown, segment.text)), segment.style)
-
-
-def _shown(letter: str) -> str:
-    """A letter, a space of any width, a line's end; a question mark for what is none."""
-    return letter if letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs" else "?"
+            yield segment if segment.control else Segment(for_terminal(segment.text), segment.style)
 
 
 console = Terminal()

@@ -3,6 +3,7 @@
 
 import difflib
 import shutil
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -16,6 +17,16 @@ def printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("it holds characters that cannot be printed")
     return text
+
+
+def for_terminal(text: str) -> str:
+    """The text with a question mark for each control of a terminal and each turn of the reading direction; letters,
+    spaces of any width, ends of lines and tabs stay."""
+    return text if text.isprintable() else "".join(map(_for_terminal, text))
+
+
+def _for_terminal(letter: str) -> str:
+    return letter if letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs" else "?"
 
 
 def reason_of(error: OSError) -> str:
