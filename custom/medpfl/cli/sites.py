@@ -92,9 +92,9 @@ def site_allow(
     from medpfl.core.errors import MedPFLError
     from medpfl.flare.allow import allow
     from medpfl.flare.console import close_console
-    from medpfl.flare.kits import read_kit
+    from medpfl.flare.kits import is_persons
 
-    if read_kit(kit).role == "admin":
+    if is_persons(kit):
         if extra:
             raise MedPFLError(f"{kit} is a person's kit, which builds nothing that a job names: leave --class out")
         say(f"{close_console(kit)}: what the server sends stays in the folder of downloads")

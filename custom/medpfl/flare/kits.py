@@ -87,6 +87,11 @@ def read_kit(folder: Path) -> Kit:
     return kit
 
 
+def is_persons(folder: Path) -> bool:
+    """Whether this is the startup kit of a person, who has a console and builds nothing."""
+    return (folder / "startup" / _PERSON).is_file()
+
+
 def _server(folder: Path, file: Path) -> Kit:
     own = read_file(file, ServerStartup).servers[0]
     host, port = _address(file, own.service.target)
@@ -117,11 +122,12 @@ def _person(folder: Path, file: Path) -> Kit:
     return Kit(folder, "admin", own.username, *address, own.connection_security, *files)
 
 
+_PERSON = "fed_admin.json"
 _READERS: dict[str, Callable[[Path, Path], Kit]] = {
     "fed_server.json": _server,
     "fed_client.json": _hospital,
     "fed_relay.json": _relay,
-    "fed_admin.json": _person,
+    _PERSON: _person,
 }
 
 
