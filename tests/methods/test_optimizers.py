@@ -74,3 +74,32 @@ print("torch._dynamo" in sys.modules)
 def test_training_loads_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", TRAINS], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_momentum_is_nothing_before_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float16 leaves out the first step, the momentum began with whatever was in memory."""
+    monkeypatch.setattr(torch, "empty_like", lambda like: torch.full_like(like, float("nan")))
+    start, inputs = torch.ones(2, 3), torch.ones(4, 3)
+    found = []
+    for left_out in (True, False):
+        weight = nn.Parameter(start.clone())
+        optimizer = Sgd(momentum=0.9).build([weight], 0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127 if left_out else 1.0)
+        for _ in range(2 if left_out else 1):
+            weight.grad = None
+            scaler.scale((inputs @ weight.T).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update(1.0)
+        found.append(weight.detach())
+    assert torch.equal(*found) and not torch.equal(found[0], start)
+
+
+def test_a_part_that_only_a_later_loss_reaches_joins_in_with_momentum() -> None:
+    first, later = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = Sgd(momentum=0.9, weight_decay=0.1).build([first, later], 0.1)
+    first.sum().backward()
+    optimizer.step()
+    after_one = first.detach().clone()
+    (first + later).sum().backward()
+    optimizer.step()
+    assert torch.equal(later, after_one) and not torch.equal(first, after_one)

@@ -39,7 +39,17 @@ class _EagerAdamW(_Eager, torch.optim.AdamW):
 
 
 class _EagerSgd(_Eager, torch.optim.SGD):
-    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+    """Its momentum begins at 0, after which torch's step is the same. torch begins with memory as it finds it, which
+    the first step fills; float16 may leave that step out. And it fails where some weights have momentum already."""
+
+    _torchs = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"] if group["momentum"] else ():
+                if weight.grad is not None and "momentum_buffer" not in self.state[weight]:
+                    self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        self._torchs()
 
 
 class _Descent(_Eager, torch.optim.SGD):
