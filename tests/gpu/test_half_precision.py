@@ -9,7 +9,8 @@ import torch
 from baselines import assert_resumes, begin
 from every_method import EVERY, write_both
 from medpfl.core.errors import ConfigError
-from medpfl.methods.precision import kept_of, restored
+from medpfl.methods.optimizers import Adam, Optimizer, Sgd
+from medpfl.methods.precision import kept_of, left_out, restored, step_scaled, unscale
 from medpfl.privacy import DPSGD
 from tools import round_of
 
@@ -74,6 +75,49 @@ def test_gradients_of_a_method_s_own_are_not_lost_in_silence(name: str) -> None:
 def test_record_level_privacy_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot train in fp16 with DPSGD"):
         EVERY["FedAvg"].method(precision="fp16", privacy=DPSGD(noise_multiplier=1.0))
+
+
+class Coarse(torch.amp.GradScaler):
+    """Begins with a scale at which several steps are left out."""
+
+    def __init__(self, device: str = "cpu", init_scale: float = 2.0**19):
+        super().__init__(device, init_scale=init_scale)
+
+
+@pytest.mark.parametrize("name", ["CusFL, both taught", "MHpFLID"])
+def test_networks_that_make_a_step_together_leave_it_out_together(
+    name: str, sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One network's NaN is in the length to which clip_gradient shortens the others' gradients, too."""
+    monkeypatch.setattr(torch.amp, "GradScaler", Coarse)
+    small = EVERY[name]
+    job = small.job(precision="fp16", optimizer="sgd", clip_gradient=1.0, batch_size=4)
+    coordinator, runners = begin(job, sites[small.images], tmp_path)
+    for number in (1, 2):
+        round_of(coordinator, runners, number)
+    for site, runner in runners.items():
+        assert all(scaler.get_scale() < 2.0**19 for scaler in runner.run.scalers.values())
+        for key, tensor in runner.models.state_dict().items():
+            assert tensor.isfinite().all(), (site, key)
+
+
+@pytest.mark.parametrize("kind", [Adam(), Sgd(momentum=0.9), Sgd()], ids=repr)
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
+def test_none_of_them_moves(kind: Optimizer, wrong: float) -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizers = [kind.build([weight], 0.1) for weight in weights]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for value, moves in ((wrong, False), (1.0, True)):
+        scaler.scale(torch.ones(()))
+        weights[0].grad = torch.tensor([1.0, value])
+        weights[1].grad = torch.ones(2)  # the third has none
+        unscale(scaler, optimizers)
+        torch.nn.utils.clip_grad_norm_(weights, 0.5)
+        told = [left_out(scaler, one) for one in optimizers[:2]]
+        assert [found is not None and bool(found) for found in told] == [not moves, not moves]
+        step_scaled(scaler, optimizers)
+        assert [not torch.equal(weight, torch.ones(2)) for weight in weights] == [moves, moves, False]
+    assert scaler.get_scale() == 2.0
 
 
 def test_a_step_that_was_left_out_has_no_samples_behind_it(sites: dict[bool, dict[str, Path]], tmp_path: Path) -> None:

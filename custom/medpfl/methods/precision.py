@@ -40,9 +40,16 @@ def cast(half: torch.dtype | None, device: torch.device) -> AbstractContextManag
 
 
 def unscale(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Divide the gradients by the scale; before anything is added to them, or they are shortened."""
-    for optimizer in with_gradients(optimizers):
+    """Divide the gradients by the scale; before anything is added to them, or they are shortened. Where one of these
+    networks has a gradient that is too large, none of them will make the step, which is down a loss of all of them."""
+    stepping = with_gradients(optimizers)
+    for optimizer in stepping:
         scaler.unscale_(optimizer)
+    found = [each for optimizer in stepping for each in scaler._found_inf_per_device(optimizer).values()]
+    if len(found) > 1:
+        worst = torch.stack(found).amax(dim=0)
+        for each in found:
+            each.copy_(worst)
 
 
 def left_out(scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer) -> Tensor | None:
