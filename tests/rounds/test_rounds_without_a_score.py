@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which round is a model's best one where hospitals cannot always give a score."""
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medpfl.job import Job
 from medpfl.results.line import MetricLine
 from medpfl.results.record import Record
 from medpfl.results.schema import ValidationLine
+from medpfl.rounds.hospital.site import SiteRunner
+from medpfl.rounds.loop import Exchange, carry, one_round
+from medpfl.rounds.messages import Message
 from medpfl.rounds.server.best import BestRounds
 from medpfl.tasks.metrics.measure import Measure
+from tools import exchange, pieces, ready, retell
 
 SCORES: list[dict[str, float | None]] = [
     {"a": 0.6, "b": 0.6, "c": None},
@@ -53,3 +65,41 @@ def test_rounds_before_a_hospital_came_are_not_compared_with_those_after() -> No
         rounds.choose(number)
         best.append(rounds.best["personal"].round)
     assert best == [1, 2, 3, 4, 4]
+
+
+BROKE: list[dict[str, float | None]] = [
+    {"anna": 0.9, "berta": 0.9, "clara": None},
+    {"anna": 0.9, "berta": None, "clara": 0.5},  # clara has a first score where berta's models broke
+    {"anna": 0.9, "berta": 0.9, "clara": 0.5},
+    {"anna": 0.9, "berta": 0.9, "clara": 0.4},
+]
+
+
+def with_scores(
+    asked: Exchange, runners: dict[str, SiteRunner], score: str, said: dict[str, float | None]
+) -> dict[str, Message[Any]]:
+    """The hospitals' answers, with these scores of every model."""
+    replies = exchange(runners, asked.messages)
+    for site, reply in replies.items():
+        lines = [line.model_copy(update={"metrics": {score: said[site]}}) for line in reply.header.metrics]
+        retell(reply, metrics=tuple(lines))
+    return replies
+
+
+@pytest.mark.parametrize("killed_after", [0, 2, 3, 4])
+def test_so_it_is_in_a_run_that_was_taken_up(
+    killed_after: int, make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    job, sites = make_job(rounds=5), {name: table_sites[name] for name in BROKE[0]}
+    coordinator, runners = pieces(job, sites, tmp_path)
+    ready(coordinator, runners)
+    for number, said in enumerate([{}, *BROKE], start=1):  # with a round's training come the scores of the one before
+        answer = partial(with_scores, runners=runners, score=job.task.score, said=said)
+        carry(one_round(coordinator, number, coordinator.joined), answer)
+        if number == killed_after:
+            for piece in (coordinator, *runners.values()):
+                piece.close()
+            coordinator, runners = pieces(job, sites, tmp_path)
+            ready(coordinator, runners)
+            assert coordinator.done == number
+    assert {found.round for found in coordinator.best.values()} == {3}

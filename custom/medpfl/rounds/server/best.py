@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which round was the best, model by model: by the hospitals' mean validation score, never by a test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class BestRounds:
         self.scores: dict[str, dict[str, float]] = {}
         self._broken: set[str] = set()
         """Models that have no score this time at a hospital where they had one."""
-        self._more: set[str] = set()
+        self.more: set[str] = set()
         """Models that are scored at more hospitals than when their best round was chosen."""
 
     def take(self, site: str, lines: Sequence[MetricLine]) -> None:
@@ -35,7 +35,7 @@ class BestRounds:
             value, known = line.metrics.get(self._score), self.scores.setdefault(line.model, {})
             if value is not None:
                 if site not in known:
-                    self._more.add(line.model)
+                    self.more.add(line.model)
                 known[site] = value
             elif site in known:
                 self._broken.add(line.model)
@@ -57,12 +57,14 @@ class BestRounds:
             self._record.mean_score(round_number, model, self._score, mean)
             if not of_all:
                 continue
-            first = model in self._more or model not in self.best
+            first = model in self.more or model not in self.best
             if first or self._measure.better(mean, self.best[model].score):
                 self.best[model] = BestRound(round=round_number, score=mean)
-            self._more.discard(model)
+            self.more.discard(model)
 
-    def restore(self, best: Mapping[str, BestRound], scores: Mapping[str, Mapping[str, float]]) -> None:
-        """Go on from what a checkpoint kept of both."""
-        self.best = dict(best)
+    def restore(
+        self, best: Mapping[str, BestRound], scores: Mapping[str, Mapping[str, float]], more: Collection[str]
+    ) -> None:
+        """Go on from what a checkpoint kept of these."""
+        self.best, self.more = dict(best), set(more)
         self.scores = {model: dict(found) for model, found in scores.items()}

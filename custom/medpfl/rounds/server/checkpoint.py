@@ -39,7 +39,8 @@ class About(Typed):
     Attributes:
         done: rounds that are finished.
         finished: whether the job is.
-        best: model to its best round so far, and ``scores``: model to the hospitals' last known validation scores.
+        best: model to its best round so far, and ``scores``: model to the hospitals' last known validation scores;
+            ``more``: models that more hospitals have scored since their best round was chosen.
         history: where what was measured is.
         saved: when, in seconds since 1970.
         begun: what tells the run from one with the same key that began before.
@@ -57,6 +58,7 @@ class About(Typed):
     history: Kept
     saved: float
     begun: str = ""
+    more: list[str] = Field(default_factory=list, exclude_if=lambda found: not found)
     asked: list[str] = Field(default_factory=list, exclude_if=lambda found: not found)
     versions: dict[str, str] = Field(default_factory=dict)
     files: dict[str, list[str]] = Field(default_factory=dict, exclude_if=lambda found: not found)

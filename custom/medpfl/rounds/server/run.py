@@ -261,6 +261,7 @@ class ServerRun:
             roster=list(self.roster),
             best=self.best,
             scores=self.scores.scores,
+            more=sorted(self.scores.more),
             history=self.history.add(self.record.unsaved(self.done)),
             saved=time.time(),
             begun=self.begun,
@@ -289,7 +290,7 @@ class ServerRun:
             self.copies.restore(found.stack, found.mixers)
             self.done, self.begun = found.about.done, found.about.begun
             self._kept = [set(found.about.digests)]
-            self.scores.restore(found.about.best, found.about.scores)
+            self.scores.restore(found.about.best, found.about.scores, found.about.more)
             parts, lost = self.history.restore(found.about.history)
             told = [*told, *lost]
             self.record.restore(parts, self.done)
