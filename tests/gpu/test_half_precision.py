@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """float16 with scaled losses: near float32, its scale kept on disk, refused where a method's gradients forbid it."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,10 +79,10 @@ def test_record_level_privacy_is_refused() -> None:
 
 
 class Coarse(torch.amp.GradScaler):
-    """Begins with a scale at which several steps are left out."""
+    """Begins with a scale at which several steps are left out, and soon comes back to it."""
 
     def __init__(self, device: str = "cpu", init_scale: float = 2.0**19):
-        super().__init__(device, init_scale=init_scale)
+        super().__init__(device, init_scale=init_scale, growth_interval=7)
 
 
 @pytest.mark.parametrize("name", ["CusFL, both taught", "MHpFLID"])
@@ -118,6 +119,29 @@ def test_none_of_them_moves(kind: Optimizer, wrong: float) -> None:
         step_scaled(scaler, optimizers)
         assert [not torch.equal(weight, torch.ones(2)) for weight in weights] == [moves, moves, False]
     assert scaler.get_scale() == 2.0
+
+
+def test_exchanges_within_a_round_go_on_with_their_scale(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each began anew with the largest one: where all its few steps were left out, the shared part stayed as it was."""
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(Coarse, init_scale=2.0**26))
+    job = EVERY["PFedNet, alternating"].job(rounds=8, precision="fp16", optimizer="sgd")
+    coordinator, runners = begin(job, sites[False], tmp_path)
+    shared = coordinator.rounds.train_messages(1, ["anna"])["anna"].slots["shared"]
+    for number in range(1, 9):
+        round_of(coordinator, runners, number)
+    after = coordinator.rounds.train_messages(9, ["anna"])["anna"].slots["shared"]
+    assert all(not torch.equal(shared[key], after[key]) for key in shared if key.endswith("weight"))
+    assert runners["anna"].run.scalers.keys() == {"model", "model.apart"}
+
+
+def test_a_killed_job_goes_on_with_the_scale_of_its_exchanges(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.amp, "GradScaler", Coarse)
+    small = EVERY["PFedNet, alternating"]
+    assert_resumes(lambda: small.job(rounds=4, precision="fp16"), sites[False], tmp_path)
 
 
 def test_a_step_that_was_left_out_has_no_samples_behind_it(sites: dict[bool, dict[str, Path]], tmp_path: Path) -> None:

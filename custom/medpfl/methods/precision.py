@@ -79,13 +79,15 @@ def parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def states_of(scalers: Mapping[str, torch.amp.GradScaler]) -> dict[str, tuple[float, int]]:
+    """By network the scale, and for how many steps it has held."""
+    states = {name: scaler.state_dict() for name, scaler in scalers.items()}
+    return {name: (state["scale"], state["_growth_tracker"]) for name, state in states.items()}
+
+
 def kept_of(scalers: Mapping[str, torch.amp.GradScaler]) -> dict[str, Tensor]:
-    """By network the scale, and for how many steps it has held: what a hospital keeps of its scalers on disk."""
-    found = {}
-    for name, scaler in scalers.items():
-        state = scaler.state_dict()
-        found[name] = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
-    return found
+    """The same as a hospital keeps it on disk."""
+    return {name: torch.tensor(state, dtype=torch.float64) for name, state in states_of(scalers).items()}
 
 
 def restored(kept: Mapping[str, Tensor], device: torch.device) -> Scalers:

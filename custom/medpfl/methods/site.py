@@ -49,7 +49,7 @@ class Site:
         self._seed, self._optimizers, self._stopped = hospital.seed, hospital.optimizers, hospital.stopped
         self._kept, self._presented, self._noise = hospital.kept, hospital.presented, hospital.noise
         self._resident = hospital.resident or Resident(hospital.device)
-        self._prefix = ""
+        self._prefix, self._apart = "", ""
         self._half, self._scalers = half_of(method, self.device), hospital.scalers
         self._loss: Tensor | float = float("nan")
         self._place = Place(0, 1)
@@ -366,7 +366,7 @@ class Site:
         """What scales the loss of a step of these networks; None: they are not trained in float16."""
         if self._half != torch.float16:
             return None
-        name = f"{self._prefix}{models[0]}"
+        name = f"{self._prefix}{models[0]}{self._apart}"
         if name not in self._scalers:
             self._scalers[name] = torch.amp.GradScaler(self.device.type)
         return self._scalers[name]
@@ -378,9 +378,9 @@ class Site:
         return self._optimizers[name]
 
     def apart(self) -> "Site":
-        """This hospital with optimisers of its own, which nothing keeps: for an exchange within a round."""
+        """This hospital with optimisers that nothing keeps, and scales of its own: for an exchange within a round."""
         other = copy.copy(self)
-        other._optimizers, other._scalers = {}, {}
+        other._optimizers, other._apart = {}, ".apart"
         return other
 
     def view(self, method: Training, prefix: str) -> "Site":

@@ -20,6 +20,7 @@ from medpfl.data.resident import Resident, bytes_shown
 from medpfl.data.samples import SiteData
 from medpfl.deployed.rebuilt import check_rebuilt
 from medpfl.methods.contract import Build, Hospital, Method, Site, Span
+from medpfl.methods.precision import states_of
 from medpfl.methods.presented import Presented
 from medpfl.models import compiling
 from medpfl.results.line import MetricLine
@@ -241,7 +242,7 @@ class LocalRounds:
         seed_torch(here.seed, here.name, current, type(here.method).__name__, step)
         noise = here.guard.noise(here.method, header, networks.of(here.method), step)
         site = self.site(here.method, current, noise=noise)
-        self._saved, before = None, self._private()
+        self._saved, before, scales = None, self._private(), states_of(self.run.scalers)
         site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, here.roster))
         here.method.refine(site, step)
         networks.check_held(here.method)
@@ -252,8 +253,9 @@ class LocalRounds:
         here.guard.check_made(networks, {slot: own[slot] for slot in answered}, sent)
         sent = {**gather(self._trained(), networks.slots, answered), **sent}
         sent = here.guard.release(sent, own, header, step)
-        if any(not torch.equal(tensor, before[key]) for key, tensor in private.items()):  # statistics of BatchNorm, say
-            save_refined(self.run.files, current, private)
+        moved = any(not torch.equal(tensor, before[key]) for key, tensor in private.items())  # BatchNorm's, say
+        if moved or states_of(self.run.scalers) != scales:
+            save_refined(self.run.files, current, private, self.run.scalers)
         return Message(RefineReply(round=current, step=step), sent)
 
     def _private(self) -> dict[str, Tensor]:

@@ -75,22 +75,27 @@ def save_private(
     for model, optimizer in optimizers.items():
         for index, entries in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
-    tensors.update({f"scaler/{name}": told for name, told in kept_of(scalers).items()})
+    tensors.update(_told(scalers))
     taken = {f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()}
     about = {"optimizers": list(optimizers), "cut": cut, "config": config, BEGUN: begun}
     files.save(PRIVATE, round_number, tensors, about, given=taken)
     files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
 
 
-def save_refined(files: RunFiles, round_number: int, private: Mapping[str, Tensor]) -> None:
-    """Keep private entries that a further exchange of the round has changed, in its file, beside what else is there.
+def _told(scalers: Scalers) -> dict[str, Tensor]:
+    return {f"scaler/{name}": told for name, told in kept_of(scalers).items()}
+
+
+def save_refined(files: RunFiles, round_number: int, private: Mapping[str, Tensor], scalers: Scalers) -> None:
+    """Keep what a further exchange of the round has changed, private entries and scalers, in the round's file, beside
+    what else is there.
 
     Where the file is damaged, the hospital goes on from the one before if it is started again, and says so.
     """
     kept, _ = files.newest(PRIVATE, round_number)
     if kept is not None and kept.number == round_number:
         changed = {f"{_MODEL}{key}": tensor for key, tensor in private.items()}
-        files.save(PRIVATE, round_number, {**kept.tensors, **changed}, kept.meta)
+        files.save(PRIVATE, round_number, {**kept.tensors, **changed, **_told(scalers)}, kept.meta)
 
 
 def held_private(files: RunFiles, round_number: int) -> dict[str, Tensor]:
