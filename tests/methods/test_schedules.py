@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from baselines import assert_resumes, begin, held, play
+from baselines import assert_resumes, begin, held, play, same
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import ControlVariates, Mean
 from medpfl.job import load_job
@@ -193,6 +193,29 @@ def test_scaffolds_controls_are_mean_gradients_under_a_schedule(
     total = 0.2 * sum(1 - t / 8 for t in range(4))
     for (key, old), own in zip(start.items(), held(runners["anna"], "own").values(), strict=True):
         torch.testing.assert_close(own, (old - held(runners["anna"], "model")[key]) / total, atol=1e-6, rtol=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondRoundAlone(Schedule):
+    others: float
+
+    def factor(self, passed: float, rounds: float) -> float:
+        return 1.0 if 1 <= passed < 2 else self.others
+
+
+@pytest.mark.parametrize("nothing", [0.0, 1e-320, -1e-10])
+def test_scaffolds_controls_stay_in_a_round_without_steps(
+    nothing: float, make_job: Make, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    method = Scaffold(lr=0.2, steps=4, schedule=SecondRoundAlone(others=nothing))
+    mixers = {"model": Mean(uniform=True), "control": ControlVariates()}
+    coordinator, runners = begin(make_job(rounds=3, mixers=mixers, method=method), table_sites, tmp_path)
+    controls = []
+    for number in (1, 2, 3):
+        play(coordinator, runners, number)
+        controls.append(held(runners["anna"], "own"))
+    assert not any(control.any() for control in controls[0].values())
+    assert all(control.any() for control in controls[1].values()) and same(controls[1], controls[2])
 
 
 def test_no_option_makes_more_leave_the_hospital() -> None:

@@ -19,6 +19,9 @@ from medpfl.methods.optimizers import Optimizer
 from medpfl.methods.proximal import add_gradient
 from medpfl.privacy.contract import Cover
 
+_NOTHING = 1e-9
+"""A round's steps that are fewer, counted by what the schedule makes of the learning rate, move nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Method):
@@ -70,7 +73,8 @@ class Scaffold(Method):
                 loss = site.task.loss(network(batch.inputs), batch.targets)
             if site.step("model", loss, term=partial(add_gradient, weights, shift)):  # g_i(y_i) - c_i + c
                 passed += site.factor
-        with torch.no_grad():
-            for index, d, x, y in zip(trained, shift, start, weights, strict=True):
-                own[index].copy_((x - y) / (passed * self.lr) - d)  # option II: c_i - c + (x - y_i) / (K lr)
+        if passed > _NOTHING:  # else nothing was learnt of the gradients
+            with torch.no_grad():
+                for index, d, x, y in zip(trained, shift, start, weights, strict=True):
+                    own[index].copy_((x - y) / (passed * self.lr) - d)  # option II: c_i - c + (x - y_i) / (K lr)
         site.outbox["control"] = {f"control.{index}": c_i for index, c_i in enumerate(own)}
