@@ -125,6 +125,8 @@ class LocalRounds:
         """What the networks hold outside their state; None: before the first training here."""
         self._saved: int | None = None
         """The round after which the networks' private entries were saved, as long as they are still those."""
+        self._shown: dict[int, dict[str, list[dict[str, Tensor]]]] = {}
+        """The round to what its first exchange within it showed of all hospitals, as long as it is under way."""
         self.resident = self.holding(ready.resident)
 
     def holding(self, most: int) -> Resident:
@@ -142,6 +144,7 @@ class LocalRounds:
         self.resident = Resident(self.ready.device)
         self.presented = Presented(ahead=spare_core(self.ready.device))
         self.kept.clear()
+        self._shown.clear()
         self._saved = self._unkept = None
         self.ready.models.to("meta")
 
@@ -167,6 +170,7 @@ class LocalRounds:
         here, networks, current = self.ready, self.ready.networks, header.round
         started = time.monotonic()
         here.guard.begin()
+        self._shown.clear()
         notes = self.enter(header)
         networks.take(slots)
         metrics = self._look_at_mixed(current - 1, header, slots) if current > 1 else []
@@ -243,7 +247,9 @@ class LocalRounds:
         noise = here.guard.noise(here.method, header, networks.of(here.method), step)
         site = self.site(here.method, current, noise=noise)
         self._saved, before, scales = None, self._private(), states_of(self.run.scalers)
-        site.shown = site.keep(f"shown in round {current}", lambda: take_shown(slots, here.roster))
+        if current not in self._shown:
+            self._shown = {current: take_shown(slots, here.roster)}
+        site.shown = self._shown[current]
         here.method.refine(site, step)
         networks.check_held(here.method)
         policy.check_trained(here.policy, site)
@@ -268,6 +274,7 @@ class LocalRounds:
     def validate(self, header: ValidateRequest, slots: Slots) -> Message[ValidateReply]:
         """After the last round: look at its mixed models too, so that the last round can be the best."""
         notes = self.enter(header)
+        self._shown.clear()
         self.run.looked = True
         self.ready.networks.take(slots)
         metrics = self._look_at_mixed(header.round, header, slots)
