@@ -19,10 +19,13 @@ from medpfl.methods.fedmd import FedMD
 from medpfl.methods.fedrod import FedRoD
 from medpfl.methods.fedsm import FedSM, FedSMPersonalised
 from medpfl.methods.fine_tuned import FineTuned
+from medpfl.methods.mh_pflid import MHpFLID
 from medpfl.methods.moe import MoE
+from medpfl.methods.panels import AtServer
 from medpfl.methods.per_fedavg import PerFedAvg
 from medpfl.methods.pfedme import PFedMe
 from medpfl.methods.pfednet import PFedNet
+from medpfl.results.schema import ValidationLine
 from medpfl.rounds.simulate import simulate
 from tools import assert_same, normed, outcome, pieces, ready, round_of, run, same
 
@@ -91,6 +94,23 @@ def test_resuming_changes_nothing(
     )  # fmt: skip
     simulate(job_with(make_job, personaliser, slot, mixer, rounds=2), table_sites, tmp_path / "b", tmp_path / "home")
     assert_same(whole, outcome(tmp_path / "b"))
+
+
+def test_what_the_personaliser_measures_is_told(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    coordinator, runners = pieces(job_with(make_job, *PERSONALISERS[1]), table_sites, tmp_path)
+    ready(coordinator, runners)
+    for number in (1, 2):
+        round_of(coordinator, runners, number)
+    told = {line.model: line.metrics for line in coordinator.record.lines if isinstance(line, ValidationLine)}
+    assert 0 <= (told["alpha"]["alpha"] or 0) <= 1 and "selector_accuracy" in told
+    (curves,) = [panel for panel in coordinator.job.method.report_panels(AtServer(links={})) if panel.kind == "curves"]
+    assert curves.names == ["selector_accuracy", "selector_accuracy_cases", "alpha"]
+
+
+def test_each_hospital_follows_the_personaliser_as_it_is_there() -> None:
+    method = FedSMPersonalised(personaliser=MHpFLID(bodies={"anna": "stage3", "berta": "down"}), batch_size=4)
+    assert method.at("anna").personaliser == MHpFLID(bodies={"default": "stage3"}).trained_like(method)
+    assert method.at("carl").personaliser == MHpFLID().trained_like(method)
 
 
 def test_training_settings_are_fedsm_s() -> None:

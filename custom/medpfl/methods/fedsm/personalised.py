@@ -9,14 +9,16 @@ end of the local training, with the hospital's own copy of what is mixed.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer, NoDefault, SoftPull
+from medpfl.data.samples import Samples
 from medpfl.methods.contract import Build, Method, Site
 from medpfl.methods.fedsm.method import FedSM
 from medpfl.methods.fine_tuned import FineTuned
@@ -61,6 +63,9 @@ class FedSMPersonalised(FedSM):
         return ConfigError(
             f"FedSMPersonalised's personaliser must be one that FedSM can run: {type(self.personaliser).__name__}{why}"
         )
+
+    def at(self, site: str) -> Method:
+        return dataclasses.replace(self, personaliser=self.personaliser.at(site))
 
     @property
     def named_hospitals(self) -> Collection[str]:
@@ -110,6 +115,15 @@ class FedSMPersonalised(FedSM):
         if self.personaliser.refinements(round_number, rounds):
             raise self._refusal(" exchanges slots within a round, where FedSM exchanges its selector alone")
         return super().refinements(round_number, rounds)
+
+    @property
+    def diagnoses(self) -> Sequence[str]:  # type: ignore[override]
+        """FedSM's numbers, and those of the personaliser."""
+        return tuple(dict.fromkeys((*FedSM.diagnoses, *self.personaliser.diagnoses)))
+
+    def diagnose(self, models: nn.ModuleDict, samples: Samples, index: int, device: torch.device) -> dict[str, float]:
+        own = self.personaliser.diagnose(_own(models), samples, index, device)
+        return {**own, **super().diagnose(models, samples, index, device)}
 
     def train_personal(self, site: Site) -> None:
         view = site.view(self.personaliser, PREFIX)
