@@ -23,7 +23,7 @@ from medpfl.job.settings import Settings
 from medpfl.methods.contract import Batch
 from medpfl.methods.divergence import class_logits
 from medpfl.methods.divergence import divergence as divergence_of
-from medpfl.methods.mh_pflid import MHpFLID
+from medpfl.methods.mh_pflid import MHpFLID, Watched
 from medpfl.models.by_hospital import ByHospital
 from medpfl.models.contract import Architecture
 from medpfl.models.lenet import LeNet5
@@ -100,6 +100,16 @@ def test_the_messenger_has_the_papers_size() -> None:
         assert macs(body, torch.zeros(1, *shape)) / 1e9 == pytest.approx(expected, abs=5e-5)
     assert Messenger((3, 64, 48), 7, dense=False)(torch.zeros(2, 3, 64, 48)).shape == (2, 7)
     assert Messenger((9, 128), 6, dense=False)(torch.zeros(2, 9, 128)).shape == (2, 6)
+
+
+def test_the_features_are_as_the_body_gave_them() -> None:
+    """An activation after it may write into them (torchvision's DenseNet does)."""
+    body, inputs = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
+    network = nn.Sequential(body, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2))
+    outputs, features = Watched(network, "0").with_features(inputs)
+    assert torch.equal(features, body(inputs)) and torch.equal(outputs, network(inputs))
+    features.sum().backward()
+    assert body.bias is not None and body.bias.grad is not None and bool((body.bias.grad == 2 * 36).all())
 
 
 @pytest.mark.parametrize("queries", ["messenger", "local"])

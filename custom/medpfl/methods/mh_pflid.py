@@ -203,7 +203,7 @@ class Watched:
 
     def with_features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """L_h(L_b(x)) and L_b(x), from one pass."""
-        with watched(self.network, self.body) as seen:
+        with watched(self.network, self.body, torch.clone) as seen:
             outputs: Tensor = self.network(inputs)
         return outputs, seen[-1]
 
