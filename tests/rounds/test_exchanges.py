@@ -96,9 +96,9 @@ def test_what_an_exchange_changed_is_kept_once_its_noise_is_counted(
         order.append(f"counted {step}")
         return release(self, sent, received, header, step)
 
-    def saved(files: Any, round_number: int, private: Any) -> None:
+    def saved(files: Any, round_number: int, private: Any, scalers: Any) -> None:
         order.append("kept")
-        save(files, round_number, private)
+        save(files, round_number, private, scalers)
 
     monkeypatch.setattr(Guard, "release", released)
     monkeypatch.setattr(local_rounds, "save_refined", saved)
