@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """float16 with scaled losses: near float32, its scale kept on disk, refused where a method's gradients forbid it."""
 
+import itertools
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from baselines import assert_resumes, begin
 from every_method import EVERY, write_both
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, PolicyRefused
 from medpfl.methods.optimizers import Adam, Optimizer, Sgd
 from medpfl.methods.precision import kept_of, left_out, restored, step_scaled, unscale
 from medpfl.privacy import DPSGD
@@ -160,3 +161,14 @@ def test_a_step_that_was_left_out_has_no_samples_behind_it(sites: dict[bool, dic
         found[scale] = moved, site.behind[first, 0].effective
     assert found[2.0**16][0] and 1 < found[2.0**16][1] < float("inf")
     assert found[2.0**120] == (False, float("inf"))
+
+
+def test_where_nearly_all_steps_were_left_out_the_refusal_says_so(
+    sites: dict[bool, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named schedules, decay and weights of classes, of which the job has none."""
+    made = itertools.chain([0.0], itertools.repeat(1.0))
+    monkeypatch.setattr("medpfl.methods.site.left_out", lambda scaler, optimizer: torch.tensor(next(made)))
+    coordinator, runners = begin(EVERY["FedAvg"].job(precision="fp16", batch_size=2), sites[False], tmp_path)
+    with pytest.raises(PolicyRefused, match="weights of classes, or because fp16 left out most of the steps"):
+        round_of(coordinator, runners, 1)

@@ -201,12 +201,13 @@ def check_trained(policy: Policy, site: Site) -> None:
                 f"behind an update, {type(site.method).__name__}; this round's lots held fewer"
             )
         check_update(policy, site.method, drawn)
+    half = ", or because fp16 left out most of the steps" if site.method.precision == "fp16" else ""
     for behind in site.behind.values():
         if round(behind.effective, 6) < EVEN * policy.least_update:  # sums may round either way
             raise PolicyRefused(
                 f"this hospital's policy ('least_update') asks for at least {policy.least_update} training samples "
                 f"behind an update, {type(site.method).__name__}; in this job few of them have nearly all the weight, "
-                "by its schedule, its pull back to the start, its decay or its weights of classes"
+                f"by its schedule, its pull back to the start, its decay or its weights of classes{half}"
             )
 
 
