@@ -258,7 +258,7 @@ def _planned(dataset: Series, problems: Problems) -> _Plan:
     plan = _Plan(store.finish(), everywhere, by_split, length, step, dataset.window is None, budget)
     for mine in by_split.values():
         mine[:] = [run for run in mine if _complete(dataset, plan, run, problems)]
-    check_listing(plan.listing(), source, problems)
+    check_listing(plan.listing(), source, problems, apart=not dataset.split.time)
     return plan
 
 
@@ -340,8 +340,7 @@ def _cut_in_time(runs: list[_Run], fractions: Mapping[Any, float]) -> dict[str, 
                 first, last = max(passed, start), min(passed + run.count, end)
                 if first < last:
                     place = run.first + first - passed
-                    part = replace(run, first=place, count=last - first, group=f"{run.recording}, step {place}")
-                    cut[split].append(part)
+                    cut[split].append(replace(run, first=place, count=last - first))
             passed += run.count
     return cut
 
