@@ -136,7 +136,7 @@ def site_init(
     site: Annotated[str | None, typer.Option(help="This hospital's name in the federation.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset, as jobs call it.")] = None,
     label: Annotated[str | None, typer.Option(help="Column (or array) to predict.")] = None,
-    group: Annotated[str | None, typer.Option(help="Column that names the patient, or none.")] = None,
+    group: Annotated[str | None, typer.Option(help="Column, field or array that names the patient, or none.")] = None,
     patient: Annotated[str | None, typer.Option(help="Volumes: a regular expression for the patient, or file.")] = None,
     masks: Annotated[str | None, typer.Option(help="Images: which files are the masks, if several could be.")] = None,
     inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,

@@ -10,9 +10,10 @@ from medpfl.core.errors import DataError
 from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_columns
+from medpfl.data.init.splitting import patient_columns, split_column, split_entry
 from medpfl.data.numbers import has_comma, has_point, with_point
 from medpfl.data.paths import seen_in
-from medpfl.data.patients import PATIENT
+from medpfl.data.patients import PATIENT, are_patients
 
 TIME = re.compile(
     r"(date|time|timestamp|datum|zeit|t|s|ms|seconds?|samples?|steps?|index|frame)([ _.(\[-].*)?", re.IGNORECASE
@@ -75,9 +76,12 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     numbers = [one for one in seen.values() if one.numbers]
     decimal = tables.decimal_comma(sum(one.commas for one in numbers), sum(one.points for one in numbers), separator)
     agreed = answers.schema.declared if answers.schema else {}
-    guess = next((name for name in columns if tables.LABEL.fullmatch(name)), FOLDER if inner else _texts(seen))
+    split = split_column({name: one.texts for name, one in seen.items()})
+    named = FOLDER if inner and split != FOLDER and not are_patients(inner) else _texts(seen, {split, FOLDER})
+    guess = next((name for name in columns if tables.LABEL.fullmatch(name)), named)
     label = answers.get("label", "Which column is to be predicted?", guess, [*seen])
-    group = _group(seen, label, answers)
+    split = "" if split == label else split
+    group = _group(seen, {label, split}, answers)
     channels, rename = _channels(columns, seen, {label, group}, decimal, agreed.get("channels"), answers)
     if not channels:
         raise DataError(f"{folder}: no column of numbers is left beside '{label}' to predict it from")
@@ -97,7 +101,7 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     missing = {text for name in columns for text in seen[name].missing}
     if missing:
         entries.append(Entry("missing", sorted({"", "?", "NA", *missing}), "cells that mean 'not known'"))
-    left = [name for name in columns if name not in (label, group) and rename.get(name, name) not in channels]
+    left = [name for name in columns if name not in (label, group, split) and rename.get(name, name) not in channels]
     entries.append(Entry("channels", channels, f"left out: {', '.join(left)}" if left else ""))
     if any(seen[name].missing for name in columns if rename.get(name, name) in channels):
         entries.append(Entry("missing_samples", "interpolate", "channels lack samples; interpolate or refuse"))
@@ -107,10 +111,9 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     ]
     if "rate" in agreed:
         entries.append(Entry("rate", agreed["rate"], "time steps a second: make sure that it is so here"))
-    grouped = {"group": group} if group else {}
     alone = "every recording counts as another patient; name the patient in braces if that is not so"
     said = f"cases of one {group} stay together" if group else alone
-    return [*entries, Entry("split", {**grouped, "seed": 0, "fractions": tables.FRACTIONS}, said)]
+    return [*entries, split_entry(split, group, "" if split else said)]
 
 
 def _look(files: Sequence[Path]) -> tuple[dict[str, _Seen], int, bool, str | None]:
@@ -133,16 +136,17 @@ def _look(files: Sequence[Path]) -> tuple[dict[str, _Seen], int, bool, str | Non
     return seen, shortest, header, separator
 
 
-def _texts(seen: dict[str, _Seen]) -> str | None:
-    """The only column of few texts that are no numbers, if there is one."""
-    found = [name for name, one in seen.items() if not one.numbers and 2 <= len(one.texts) <= tables.CLASSES]
+def _texts(seen: dict[str, _Seen], used: set[str]) -> str | None:
+    """The only column of few texts that are no numbers, if there is one, beside those that are used otherwise."""
+    others = {name: one for name, one in seen.items() if name not in used}
+    found = [name for name, one in others.items() if not one.numbers and 2 <= len(one.texts) <= tables.CLASSES]
     return found[0] if len(found) == 1 else None
 
 
-def _group(seen: dict[str, _Seen], label: str, answers: Answers) -> str:
+def _group(seen: dict[str, _Seen], used: set[str], answers: Answers) -> str:
     """The column that names the patient; "" for none."""
-    named = tables.patient_columns(seen, label)
-    guess = named[0] if named else FOLDER if FOLDER in seen and label != FOLDER else "none"
+    named = patient_columns([name for name in seen if name not in used], "")
+    guess = named[0] if named else FOLDER if FOLDER in seen and FOLDER not in used else "none"
     if "group" not in answers.given and guess == "none":
         return ""
     question = "Which column names the patient ('none' if every recording is another patient)?"
