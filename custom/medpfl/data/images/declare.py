@@ -236,7 +236,7 @@ class Images(Described, Dataset):
             "labels": self._masks().coding() if masked else [],
         }
         sources = [case.path, *([case.mask] if masked and case.mask else [])]
-        kept = cache.get(sources, how, partial(self._prepared, case, size, masked))
+        kept = cache.get(sources, how, partial(self._prepared, case, size, masked), [type(self)])
         return kept["image"], kept.get("mask")
 
     def _prepared(self, case: ImageCase, size: tuple[int, int] | None, masked: bool) -> dict[str, Tensor]:
