@@ -17,7 +17,7 @@ from medpfl.data.init.splitting import given_group, only_splits, patient_column,
 from medpfl.data.init.volumes import LABELS, LOOKED, MARK, label_entries
 from medpfl.data.paths import seen_below, seen_in
 from medpfl.data.patients import are_patients
-from medpfl.data.pixels import SUFFIXES
+from medpfl.data.pixels import SUFFIXES, read_mask
 
 _MASKS = 200
 """Masks that are read to find their values: more than label maps of volumes, for a stray value is often in one of many,
@@ -155,15 +155,14 @@ def _no_group(answers: Answers) -> dict[str, str]:
 
 
 def _values(masks: Sequence[Path]) -> list[int]:
-    """The values of the masks; of very many, of the first.
+    """The stored values of the masks; of very many, of the first.
 
     Raises:
         DataError: they are no masks.
     """
     values: set[int] = set()
     for path in masks[:_MASKS]:
-        with Image.open(path) as mask:
-            values |= {int(value) for value in np.unique(np.array(mask.convert("L") if mask.mode != "P" else mask))}
+        values |= {int(value) for value in np.unique(read_mask(path))}
     if len(values) > 32:
         raise DataError(f"{masks[0]}: expected a mask, got {len(values)} different values")
     return sorted(values)
