@@ -279,6 +279,32 @@ def test_seeds_of_a_split_are_no_further_splits() -> None:
         assert found.needed is not None and found.needed.times == pytest.approx((2.801585 * error / 0.2) ** 2, abs=0.01)
 
 
+def test_splits_that_would_show_a_gain_are_counted_as_splits() -> None:
+    """It was the number of runs, by the deviation over all of them: three splits with forty seeds needed fewer "seeds"
+    than there were, beside an interval that holds 0."""
+    values, ratio = [0.1, 0.2, 0.6], 0.25
+    sheets: dict[str, dict[tuple[int | None, int], Sheets]] = {
+        name: {
+            (split, seed): {"anna": {"test": sheet([value] * 8)}} for split, value in enumerate(at) for seed in range(9)
+        }
+        for name, at in (("Local", [0.0] * 3), ("Good", values))
+    }
+    rows = Rows(sheets, ["anna"], Measure(), "Local", {"anna": ratio}, anna)
+    mean = paired_gain(np.repeat(values, 9).tolist(), [0.0] * 27)
+    gain, by_site = rows.certain("Good", "Local", mean, {"anna": mean})
+    assert gain.interval is not None and gain.interval[0] < 0
+    for found in (gain, by_site["anna"]):
+        assert found.needed == needed(0.3, float(np.std(values, ddof=1)), gain.interval, 3, ratio)
+        assert found.needed is not None and found.needed.seeds is None  # with overlapping ones no number shows it
+    error = np.sqrt(1 / 10 + 0.01) * 0.2
+    rng, kept = np.random.default_rng(0), needed(error * 3.1, 0.2, None, 9, 0.01).seeds
+    assert kept is not None
+    common = rng.normal(0, 0.2 * np.sqrt(0.01), size=(20_000, 1))
+    splits = error * 3.1 + common + rng.normal(0, 0.2, size=(20_000, kept))
+    shown = [found is not None and found[0] > 0 for found in (corrected(row, 0.01) for row in splits[:4000].tolist())]
+    assert np.mean(shown) == pytest.approx(0.8, abs=0.03)
+
+
 def test_splits_with_unequal_numbers_of_runs_leave_no_interval() -> None:
     """Where a run had failed, the interval was around the mean of the splits' means (here 0.15), and the gain beside it
     is the mean of the runs (0.2)."""
