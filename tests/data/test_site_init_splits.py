@@ -254,3 +254,13 @@ def test_a_group_that_is_not_there(tmp_path: Path) -> None:
     for place in ("d", "v", "a.npz", "m.npz"):
         with pytest.raises(SiteFileError, match=r"--group: 'who' is not there; expected one of: "):
             split_of(tmp_path / place, group="who")
+
+
+def test_files_of_a_table_that_are_called_as_splits(tmp_path: Path) -> None:
+    """Rows of test.csv were trained on without a word."""
+    (tmp_path / "d").mkdir()
+    for name in ("train", "test"):
+        table(tmp_path / "d" / f"{name}.csv", patient=[f"{name}{row // 2}" for row in range(36)])
+    assert split_of(tmp_path / "d", label="sick", kind="table")["group"] == "patient"
+    text = (tmp_path / "site.yaml").read_text()
+    assert "# rows of a group stay together; the files' rows are cut anew, whatever their names say" in text

@@ -46,15 +46,21 @@ def describe(path: Path, shown: str, answers: Answers) -> list[Entry]:
     label = answers.get("label", "Which array holds the labels?", left[0] if len(left) == 1 else None, [*fitting])
     group = patient_column(fitting, label, answers)
     grouped = bool(group) and len(set(fitting[group])) < rows  # or nothing is kept together
-    evenly = {} if grouped else {"stratify": True}
+    number = not answers.classes and not answers.schema and _has_fractions(arrays[label])
+    evenly = {} if grouped or number else {"stratify": True}
     note = "images of a group stay together" if grouped and not split else ""
     return [
         *start,
         Entry("inputs", name),
-        Entry("labels", label),
-        _classes(arrays[label], path, answers),
+        *([Entry("value", label, "the number to predict")] if number else []),
+        *([] if number else [Entry("labels", label), _classes(arrays[label], path, answers)]),
         split_entry(split if split != label else "", group if grouped else "", note, **evenly),
     ]
+
+
+def _has_fractions(labels: np.ndarray[Any, Any]) -> bool:
+    """Whether they are numbers that no classes are: many, and not whole."""
+    return labels.dtype.kind == "f" and len(np.unique(labels)) > CLASSES and bool((labels % 1 != 0).any())
 
 
 def _classes(labels: np.ndarray[Any, Any], path: Path, answers: Answers) -> Entry:

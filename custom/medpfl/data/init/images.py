@@ -66,7 +66,7 @@ def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
 def _listed(folder: Path, base: str, images: Sequence[Path]) -> _Listing | None:
     """The first table of the folder that names the images."""
     for table in seen_in(folder):
-        if table.suffix.lower() in (".csv", ".tsv") and (column := _image_column(table, images)):
+        if table.suffix.lower() in tables.SUFFIXES and (column := _image_column(table, images)):
             return _Listing(table, "/".join(part for part in (base, table.name) if part), column)
     return None
 
@@ -197,7 +197,7 @@ def _with_masks(
 def _with_table(folder: Path, base: str, images: Sequence[Path], listing: _Listing, answers: Answers) -> list[Entry]:
     inner, in_folder = _common(folder, images), answers.given.get("group") == _FOLDER
     own = replace(answers, given=_no_group(answers)) if in_folder else answers
-    declared = {entry.key: entry for entry in tables.describe([listing.path], [listing.shown], own)}
+    declared = {entry.key: entry for entry in tables.describe([listing.path], [listing.shown], own, of_images=True)}
     split = declared["split"]
     written: dict[str, str | dict[str, list[str]]] = {
         key: declared[key].value for key in ("separator", "decimal") if key in declared

@@ -10,7 +10,7 @@ from medpfl.core.errors import DataError
 from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_columns
-from medpfl.data.init.splitting import patient_columns, split_column, split_entry
+from medpfl.data.init.splitting import FRACTIONS, patient_columns, split_column, split_entry
 from medpfl.data.numbers import has_comma, has_point, with_point
 from medpfl.data.paths import seen_in
 from medpfl.data.patients import PATIENT, are_patients
@@ -20,6 +20,7 @@ TIME = re.compile(
 )
 FOLDER = "folder"
 """What a file's folder is called where recordings lie in several."""
+_SINGLE = "a single recording is cut in time; it counts as one patient, so that jobs want 'least_scored: 1' in 'policy'"
 WINDOW = 1000
 """Time steps of a case, at the most, where nobody says another number."""
 
@@ -59,7 +60,8 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     """The dataset's entries.
 
     Rule: columns of numbers are channels, but for the one to predict, times and what names the patient. A recording is
-    a group where no column names the patient. A case has as many time steps as the shortest recording, at most 1000.
+    a group where no column names the patient. A case has as many time steps as the shortest recording, at most 1000. A
+    single recording of several classes is cut in time.
 
     Args:
         base: the folder relative to the site file.
@@ -78,15 +80,19 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     agreed = answers.schema.declared if answers.schema else {}
     split = split_column({name: one.texts for name, one in seen.items()})
     named = FOLDER if inner and split != FOLDER and not are_patients(inner) else _texts(seen, {split, FOLDER})
-    guess = next((name for name in columns if tables.LABEL.fullmatch(name)), named)
+    axes = {"x", "y"} <= {name.lower() for name in columns}  # of an accelerometer: y is no answer then
+    answers_to = [name for name in columns if tables.LABEL.fullmatch(name) and not (axes and name.lower() == "y")]
+    guess = answers_to[0] if answers_to else named
     label = answers.get("label", "Which column is to be predicted?", guess, [*seen])
     split = "" if split == label else split
     group = _group(seen, {label, split}, answers)
     channels, rename = _channels(columns, seen, {label, group}, decimal, agreed.get("channels"), answers)
     if not channels:
         raise DataError(f"{folder}: no column of numbers is left beside '{label}' to predict it from")
+    alone = len(files) == 1 and not split and not _is_number(seen[label], answers)
+    fits = min(_fits(files[0], label) if alone else shortest, WINDOW)
     length = agreed.get("window.length")
-    steps = str(length) if length else answers.get("window", "Time steps of a case", str(min(shortest, WINDOW)))
+    steps = str(length) if length else answers.get("window", "Time steps of a case", str(fits))
     if not steps.isdecimal() or int(steps) < 1:
         raise DataError(f"--window: expected a number of time steps, got '{steps}'")
     entries = [Entry("kind", "series"), Entry("files", _pattern(base, files, bool(inner)), "a recording each")]
@@ -111,9 +117,18 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     ]
     if "rate" in agreed:
         entries.append(Entry("rate", agreed["rate"], "time steps a second: make sure that it is so here"))
-    alone = "every recording counts as another patient; name the patient in braces if that is not so"
-    said = f"cases of one {group} stay together" if group else alone
+    if alone and not group:
+        return [*entries, Entry("split", {"time": True, "fractions": FRACTIONS}, _SINGLE)]
+    each = "every recording counts as another patient; name the patient in braces if that is not so"
+    said = f"cases of one {group} stay together" if group else each
     return [*entries, split_entry(split, group, "" if split else said)]
+
+
+def _fits(file: Path, label: str) -> int:
+    """So many time steps of a case leave some of each class to every split of a single recording, cut in time."""
+    column = tables.read(file)[0][label]
+    runs = column.groupby((column != column.shift()).cumsum()).agg(["first", "size"])
+    return max(1, int(runs.groupby("first")["size"].max().min() * min(FRACTIONS.values())))
 
 
 def _look(files: Sequence[Path]) -> tuple[dict[str, _Seen], int, bool, str | None]:
@@ -167,8 +182,12 @@ def _channels(
     return [name for name in numbers if not TIME.fullmatch(name) and not PATIENT.fullmatch(name)], {}
 
 
+def _is_number(seen: _Seen, answers: Answers) -> bool:
+    return len(seen.texts) > tables.CLASSES and seen.numbers and not answers.classes
+
+
 def _answer(label: str, seen: _Seen, decimal: bool, answers: Answers) -> Entry:
-    if len(seen.texts) > tables.CLASSES and seen.numbers and not answers.classes:
+    if _is_number(seen, answers):
         return Entry("value", label, "the number to predict")
     found: list[Value] = sorted({as_value(with_point(text) if decimal else text) for text in seen.texts}, key=str)
     if not 2 <= len(found) <= tables.CLASSES:
@@ -179,7 +198,8 @@ def _answer(label: str, seen: _Seen, decimal: bool, answers: Answers) -> Entry:
 
 
 def _pattern(base: str, files: Sequence[Path], inner: bool) -> str | list[str]:
-    endings = {path.suffix for path in files}
     start = [*([base] if base != "." else []), *([f"{{{FOLDER}}}"] if inner else [])]
-    patterns = ["/".join([*start, f"*{ending}"]) for ending in sorted(endings)]
+    endings = {path.suffix for path in files}
+    names = [f"*{ending}" for ending in sorted(endings)] if len(files) > 1 else [files[0].name]
+    patterns = ["/".join([*start, name]) for name in names]
     return patterns[0] if len(patterns) == 1 else patterns

@@ -15,7 +15,7 @@ from medpfl.core.extras import require
 from medpfl.data.cells import not_utf8
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
-from medpfl.data.init.splitting import patient_column, split_column, split_entry
+from medpfl.data.init.splitting import are_splits, patient_column, split_column, split_entry
 from medpfl.data.numbers import as_number, beyond_double, has_comma, has_point, like_thousands, with_point
 from medpfl.data.parquet import bounded_pieces, cell_text, check_parquet, opened_parquet
 from medpfl.data.patients import PATIENT
@@ -43,13 +43,16 @@ CATEGORIES = 20  # different texts of a column that still are categories
 CLASSES = 20  # different values of a column that can be predicted
 
 
-def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> list[Entry]:
+def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers, of_images: bool = False) -> list[Entry]:
     """The dataset's entries.
 
     Rule: a column whose known cells are all numbers, and no codes of many digits, is a number; one with at most 20
     different texts is a list of categories; a patient's identifier groups rows; a column to predict of more than 20
     different numbers is a number to predict, any other one classes; any other column is left out, and one that is
     mostly missing, or whose name says that it is known only with the outcome.
+
+    Args:
+        of_images: it says what is to be predicted of them, and need hold nothing to predict it from.
 
     Raises:
         DataError: the files are no tables.
@@ -102,7 +105,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         for name, kind in features.items():
             if isinstance(kind, list) and (found_codes := own_codes(name, kind, known[name], answers)):
                 codes[name] = found_codes
-    if not features:
+    if not features and not of_images:
         raise DataError(f"{files[0]}: no column is left to predict '{label}' from; left out: {', '.join(left)}")
     lacking = frame[[*features, label]].isin(missing).any(axis=1).sum()
     entries = [Entry("kind", "table"), Entry("files", list(shown))]
@@ -130,17 +133,16 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         entries.append(Entry("value", label, f"the number to predict: {len(found)} different ones"))
     else:
         entries.append(Entry("label", {"column": label, "classes": classes}, "class: the values that mean it"))
-    if split or several:
-        note = "" if split else "rows of a group stay together"
-        entries.append(split_entry(split, group if several else "", note))
-    else:
-        evenly = {} if number else {"stratify": True}
-        unnamed = not any(PATIENT.fullmatch(column) for column in columns)
-        note = (
-            "" if not unnamed else "every row counts as another patient; if not, name the patient's column as 'group'"
-        )
-        entries.append(split_entry("", "", note, **evenly))
-    return entries
+    if split:
+        return [*entries, split_entry(split, group if several else "")]
+    anew = (
+        ["the files' rows are cut anew, whatever their names say"] if are_splits([file.stem for file in files]) else []
+    )
+    if several:
+        return [*entries, split_entry("", group, "; ".join(["rows of a group stay together", *anew]))]
+    if not any(PATIENT.fullmatch(column) for column in columns):
+        anew.append("every row counts as another patient; if not, name the patient's column as 'group'")
+    return [*entries, split_entry("", "", "; ".join(anew), **({} if number else {"stratify": True}))]
 
 
 def decimal_comma(commas: int, points: int, separator: str | None) -> bool:

@@ -316,7 +316,7 @@ def _split(dataset: Series, runs: list[_Run], source: str, problems: Problems) -
     groups = [run.group for run in runs]
     drawn = not (rule.column or rule.file)
     if drawn and len(set(groups)) < len(rule.fractions) and (runs or not problems.found):
-        mend = "" if dataset.inputs else "; 'split: {time: true}' cuts by time instead"
+        mend = "; 'split: {time: true}' cuts by time instead" if dataset.label and not dataset.inputs else ""
         problems.add(
             f"{source}: {len(set(groups))} recordings or groups cannot be cut into {len(rule.fractions)} splits "
             f"({', '.join(rule.fractions)}){mend}"
