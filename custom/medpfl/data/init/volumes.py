@@ -88,6 +88,8 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
     splits = _splits(folder, pairs)
     grouped = given_group(answers, _USUAL)
     patients = _patients(folder, pairs, answers, behind=bool(splits)) if grouped else [""] * len(pairs)
+    if grouped and "patient" not in answers.given:
+        patients = _by_headers(pairs, patients)
     items: list[Listed] = []
     for pair, patient, split in zip(pairs, patients, splits or [""] * len(pairs), strict=True):
         images = [shown(image, datalist.parent) for image in pair.images]
@@ -270,6 +272,8 @@ def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers, behind: boo
     given = answers.given.get("patient")
     paths = [pair.images[0].relative_to(folder) for pair in pairs]
     folders = [_folders(folder, pair)[behind:] for pair in pairs]
+    while all(folders) and len({parts[0] for parts in folders}) == 1:  # which names nobody
+        folders = [parts[1:] for parts in folders]
     guess = "file"
     if given is None and len({tuple(parts) for parts in folders}) > 1 and all(folders):
         if len({parts[0] for parts in folders}) == len({tuple(parts) for parts in folders}):
@@ -298,6 +302,17 @@ def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers, behind: boo
         if match is None:
             raise SiteFileError(f"--patient: '{answer}' is not found in '{path.as_posix()}'")
     return [match[match.lastindex or 0] for match in found if match]
+
+
+def _by_headers(pairs: Sequence[Pair], patients: list[str]) -> list[str]:
+    """Each pair's patient by DICOM's PatientID, as a number, where it is the same of what passed for several; else as
+    it was. One that all have, as some programs write it, says nothing."""
+    from medpfl.data.volumes.dicom import patient_of
+
+    found = [patient_of(pair.images[0]) for pair in pairs]
+    numbers = {one: str(number) for number, one in enumerate(dict.fromkeys(found), start=1)}
+    passed = {patient or str(place) for place, patient in enumerate(patients)}
+    return [numbers[one] for one in found] if all(found) and 1 < len(numbers) < len(passed) else patients
 
 
 def labels_in(files: Sequence[Path], answers: Answers) -> list[Entry]:
