@@ -47,3 +47,13 @@ def test_arrays_with_a_number_to_predict(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=rng.integers(0, 255, (40, 6, 6), np.uint8), days=rng.random(40))
     found = init(tmp_path / "a.npz", tmp_path / "site.yaml")
     assert found["value"] == "days" and "classes" not in found and "labels" not in found
+
+
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_grey_of_16_bits_in_either_byte_order_is_no_colour(tmp_path: Path, order: str) -> None:
+    for number in range(12):
+        folder = tmp_path / "d" / ("ill", "well")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        values = np.random.default_rng(number).integers(0, 65536, (6, 6))
+        Image.fromarray(values.astype(order)).save(folder / f"{number}.tif")
+    assert init(tmp_path / "d", tmp_path / "site.yaml")["channels"] == 1

@@ -170,6 +170,29 @@ def test_folders_that_are_called_as_patients_are_no_classes(tmp_path: Path) -> N
         split_of(tmp_path / "i")
 
 
+@pytest.mark.parametrize(
+    "name", ["{kind}/{who}/{number}.png", "{who}/{kind}/{number}.png", "{part}/{kind}/{who}/{number}.png"]
+)
+def test_patients_folders_beside_those_of_classes(tmp_path: Path, name: str) -> None:
+    """They were refused, as if there were no classes."""
+    for number in range(36):
+        kind = ("ill", "well")[number // 3 % 2]
+        image(tmp_path / "d" / name.format(kind=kind, who=PATIENTS[number], part=PARTS[number], number=number), number)
+    expected = {"column": "split", "group": "folder"} if "part" in name else "folder"
+    found = split_of(tmp_path / "d")
+    assert found == expected or found["group"] == expected
+    parts = groups(tmp_path / "d")
+    assert set.union(*parts.values()) == set(PATIENTS) and sum(map(len, parts.values())) == 12
+
+
+def test_images_in_folders_of_splits_alone(tmp_path: Path) -> None:
+    """The splits were the classes to predict."""
+    for number in range(36):
+        image(tmp_path / "d" / PARTS[number] / f"{number}.png", number)
+    with pytest.raises(DataError, match=r"called as splits are \(test, \.\.\.\) and so say no classes"):
+        split_of(tmp_path / "d")
+
+
 def datalist(folder: Path, **others: Callable[[int], str]) -> Path:
     """Of 24 scans, with more fields."""
     items = []

@@ -227,20 +227,23 @@ def _with_table(folder: Path, base: str, images: Sequence[Path], listing: _Listi
 
 def _with_folders(folder: Path, base: str, images: Sequence[Path], answers: Answers) -> list[Entry]:
     parts = [path.relative_to(folder).parts[:-1] for path in images]
-    depth = {len(part) for part in parts}
-    if depth == {1}:
-        inner, place = "{class}", 0
-    elif depth == {2} and only_splits({part[0] for part in parts}):
-        inner, place = "{split}/{class}", 1
-    else:
+    levels = [set(each) for each in zip(*parts, strict=False)]
+    deep = len(levels) > 1
+    called = [
+        "split" if deep and not place and only_splits(level) else _FOLDER if deep and are_patients(level) else "class"
+        for place, level in enumerate(levels)
+    ]
+    if len({len(part) for part in parts}) > 1 or called.count("class") != 1 or called.count(_FOLDER) > 1:
         raise DataError(
             f"{folder}: found neither masks (a folder 'masks', or NAME_mask beside NAME), nor a table that names the "
             "images, nor one folder a class"
         )
+    inner, place = "/".join(f"{{{name}}}" for name in called), called.index("class")
     names = sorted({composed(part[place]) for part in parts})
-    if are_patients(names) and not answers.classes:
+    if not answers.classes and (are_patients(names) or only_splits(names)):
+        what = "patients" if are_patients(names) else "splits"
         raise DataError(
-            f"{folder}: its folders are called as patients are ({names[0]}, ...) and so say no classes: put a table "
+            f"{folder}: its folders are called as {what} are ({names[0]}, ...) and so say no classes: put a table "
             "beside them that names the images and what is to be predicted, or say with --class what they mean"
         )
     classes = answers.class_values(names, names, "a folder")
@@ -286,7 +289,7 @@ def _channels_entry(path: Path, answers: Answers) -> Entry:
 def _channels(path: Path) -> int:
     try:
         with Image.open(path) as image:
-            return 1 if image.mode in ("1", "L", "LA", "I", "I;16", "F") else 3
+            return 1 if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I") else 3
     except (OSError, UnidentifiedImageError) as error:
         raise DataError(f"{path}: cannot be read as an image: {error}") from error
 
