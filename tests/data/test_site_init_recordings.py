@@ -126,6 +126,18 @@ def test_a_single_recording_is_cut_in_time(tmp_path: Path) -> None:
     assert found["kind"] == "table"
 
 
+def test_a_case_is_no_longer_than_what_has_one_label(tmp_path: Path) -> None:
+    """As long as the recording, so that the data check found no case at all."""
+    (tmp_path / "har").mkdir()
+    for number in range(12):
+        labels = (["sit"] * 50 + ["walk"] * (45 + number)) * 2
+        rows = "".join(f"{np.sin(step * (1 + number)):.3f},{label},p{number // 2}\n" for step, label in enumerate(labels))
+        (tmp_path / "har" / f"{number}.csv").write_text("acc,activity,patient\n" + rows)
+    found = init(tmp_path / "har", tmp_path / "site.yaml")  # of two columns of texts one is the patient's
+    assert found["window"] == {"length": 50} and found["label"]["column"] == "activity"
+    assert "the shortest recording has 190, and each has 50 of one class" in (tmp_path / "site.yaml").read_text()
+
+
 def test_the_axes_of_an_accelerometer_are_no_answer(tmp_path: Path) -> None:
     """The guess was to predict y from x."""
     for number in range(12):

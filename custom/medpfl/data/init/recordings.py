@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings: a folder of tables with the same columns, each a recording with a row per time step."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medpfl.core.errors import DataError
 from medpfl.data.init import tables
@@ -14,6 +17,9 @@ from medpfl.data.init.splitting import FRACTIONS, patient_columns, split_column,
 from medpfl.data.numbers import has_comma, has_point, with_point
 from medpfl.data.paths import seen_in
 from medpfl.data.patients import PATIENT, are_patients
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TIME = re.compile(
     r"(date|time|timestamp|datum|zeit|t|s|ms|seconds?|samples?|steps?|index|frame)([ _.(\[-].*)?", re.IGNORECASE
@@ -34,9 +40,13 @@ class _Seen:
     points: bool = False
     commas: bool = False
     numbers: bool = True
+    longest: int = WINDOW
+    """Time steps with one text, one after another, that each recording has at some place."""
 
-    def add(self, cells: Sequence[str]) -> None:
-        found = set(cells)
+    def add(self, column: pd.Series) -> None:
+        found = set(column.unique().tolist())
+        if len(found) <= tables.CLASSES:
+            self.longest = min(self.longest, int((column != column.shift()).cumsum().value_counts().max()))
         self.missing |= found & set(tables.MISSING)
         found -= self.missing
         self.points |= any(map(has_point, found))
@@ -60,8 +70,8 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     """The dataset's entries.
 
     Rule: columns of numbers are channels, but for the one to predict, times and what names the patient. A recording is
-    a group where no column names the patient. A case has as many time steps as the shortest recording, at most 1000. A
-    single recording of several classes is cut in time.
+    a group where no column names the patient. A case has as many time steps as the shortest recording, and as every one
+    has with one class, at most 1000. A single recording of several classes is cut in time.
 
     Args:
         base: the folder relative to the site file.
@@ -90,7 +100,8 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     if not channels:
         raise DataError(f"{folder}: no column of numbers is left beside '{label}' to predict it from")
     alone = len(files) == 1 and not split and not _is_number(seen[label], answers)
-    fits = min(_fits(files[0], label) if alone else shortest, WINDOW)
+    fits = min(_fits(files[0], label) if alone else seen[label].longest, shortest, WINDOW)
+    runs = f", and each has {fits} of one class" if not alone and fits < min(shortest, WINDOW) else ""
     length = agreed.get("window.length")
     steps = str(length) if length else answers.get("window", "Time steps of a case", str(fits))
     if not steps.isdecimal() or int(steps) < 1:
@@ -113,7 +124,7 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
         entries.append(Entry("missing_samples", "interpolate", "channels lack samples; interpolate or refuse"))
     entries += [
         _answer(label, seen[label], decimal, answers),
-        Entry("window", {"length": int(steps)}, f"time steps of a case; the shortest recording has {shortest}"),
+        Entry("window", {"length": int(steps)}, f"time steps of a case; the shortest recording has {shortest}{runs}"),
     ]
     if "rate" in agreed:
         entries.append(Entry("rate", agreed["rate"], "time steps a second: make sure that it is so here"))
@@ -146,14 +157,14 @@ def _look(files: Sequence[Path]) -> tuple[dict[str, _Seen], int, bool, str | Non
                 "the same columns are recordings, a row per time step; or name one table"
             )
         for name in names:
-            seen[name].add(frame[name].unique().tolist())
+            seen[name].add(frame[name])
         shortest = min(shortest, len(frame)) if number else len(frame)
     return seen, shortest, header, separator
 
 
 def _texts(seen: dict[str, _Seen], used: set[str]) -> str | None:
     """The only column of few texts that are no numbers, if there is one, beside those that are used otherwise."""
-    others = {name: one for name, one in seen.items() if name not in used}
+    others = {name: one for name, one in seen.items() if name not in used and not PATIENT.fullmatch(name)}
     found = [name for name, one in others.items() if not one.numbers and 2 <= len(one.texts) <= tables.CLASSES]
     return found[0] if len(found) == 1 else None
 
