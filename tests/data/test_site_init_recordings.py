@@ -131,7 +131,9 @@ def test_a_case_is_no_longer_than_what_has_one_label(tmp_path: Path) -> None:
     (tmp_path / "har").mkdir()
     for number in range(12):
         labels = (["sit"] * 50 + ["walk"] * (45 + number)) * 2
-        rows = "".join(f"{np.sin(step * (1 + number)):.3f},{label},p{number // 2}\n" for step, label in enumerate(labels))
+        rows = "".join(
+            f"{np.sin(step * (1 + number)):.3f},{label},p{number // 2}\n" for step, label in enumerate(labels)
+        )
         (tmp_path / "har" / f"{number}.csv").write_text("acc,activity,patient\n" + rows)
     found = init(tmp_path / "har", tmp_path / "site.yaml")  # of two columns of texts one is the patient's
     assert found["window"] == {"length": 50} and found["label"]["column"] == "activity"

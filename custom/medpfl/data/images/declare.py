@@ -20,6 +20,7 @@ from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, canonical, composed, distinct
 from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, read_answer, strata, tensor_of
+from medpfl.data.owners import Owners, of_names, of_tables
 from medpfl.data.patterns import Found, Patterns, find_files, placeholders
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
@@ -173,6 +174,11 @@ class Images(Described, Dataset):
         listing: Listing = {split: [cases[index] for index in chosen[split]] for split in SPLITS}
         check_listing(listing, source, problems)
         return listing
+
+    def owners(self) -> Owners:
+        yield from of_names(self._folder, self.files)
+        if self.table:
+            yield from of_tables([self._folder / self.table.file], self.table.of_cases())
 
     def read(self, case: ImageCase) -> Item:
         """C x H x W image (uint8 or uint16); its class or the like, or its mask (H x W) where only masks are declared.

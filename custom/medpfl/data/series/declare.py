@@ -15,6 +15,7 @@ from medpfl.data.cells import Cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Problems
 from medpfl.data.outcome import KEYS, Answer, Answered, tensor_of
+from medpfl.data.owners import Owners, of_names, of_recordings
 from medpfl.data.patterns import Patterns, find_files, placeholders
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
@@ -97,6 +98,15 @@ class Series(Answered, Cells, Dataset):
     def cases(self, problems: Problems) -> Listing:
         """All windows. Raises DataError if a file cannot be read at all, whatever ``problems`` keeps."""
         return self._plan(problems).listing()
+
+    def owners(self) -> Owners:
+        """None where the recordings are cut by time, which knows no group."""
+        if self.split.time:
+            return
+        yield from of_names(self._folder, self.files)
+        if self.channels:
+            found = find_files(self._folder, self.files, Problems(keep=True))
+            yield from of_recordings([file.path for file in found], self)
 
     def read(self, case: "WindowCase") -> Item:
         """One window: C x length as in the file, NaN where a sample is missing."""
