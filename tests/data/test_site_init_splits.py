@@ -93,6 +93,19 @@ def test_masks_whose_table_says_whose_they_are(tmp_path: Path) -> None:
     pd.DataFrame({"image": names, "lesion": PATIENTS, "set": PARTS}).to_csv(tmp_path / "d" / "list.csv", index=False)
     assert split_of(tmp_path / "d", group="lesion") == {"column": "set", "group": "lesion"}
     assert len(groups(tmp_path / "d")["test"]) == 3
+    (tmp_path / "site.yaml").unlink()
+    pd.DataFrame({"image": names, "patient": PATIENTS})[:30].to_csv(tmp_path / "d" / "list.csv", index=False)
+    split_of(tmp_path / "d")
+    assert "# one row an image; not used, for lack of a row: 6\n" in (tmp_path / "site.yaml").read_text()
+
+
+def test_a_list_of_names_beside_images_is_no_table(tmp_path: Path) -> None:
+    """It was refused as a table without columns."""
+    for number in range(12):
+        image(tmp_path / "d" / ("ill", "well")[number % 2] / f"{number}.png", number)
+    (tmp_path / "d" / "all.csv").write_text("".join(f"{number}.png\n" for number in range(12)))
+    (tmp_path / "d" / "empty.csv").write_text("")
+    assert split_of(tmp_path / "d")["stratify"]
 
 
 @pytest.mark.parametrize(("inner", "flags"), [("", {}), ("", {"group": "folder"}), ("images/", {})])

@@ -15,6 +15,7 @@ from medpfl.data.init.answers import Answers, Entry
 from medpfl.data.init.pairing import Layout, eyes, images_and_masks, layouts
 from medpfl.data.init.splitting import given_group, only_splits, patient_column, split_column, split_entry
 from medpfl.data.init.volumes import LABELS, LOOKED, MARK, label_entries
+from medpfl.data.parquet import SUFFIXES as PARQUET
 from medpfl.data.paths import seen_below, seen_in
 from medpfl.data.patients import are_patients
 from medpfl.data.pixels import SUFFIXES, read_mask
@@ -28,11 +29,18 @@ _FOLDER = "folder"
 
 @dataclass(frozen=True)
 class _Listing:
-    """A table beside images: its path, as the site file names it, and its column of their names."""
+    """A table beside images: its path, as the site file names it, its column of their names, and how many images have
+    no row in it."""
 
     path: Path
     shown: str
     names: str
+    without: int
+
+    @property
+    def note(self) -> str:
+        """For the one who edits the site file."""
+        return f"one row an image{f'; not used, for lack of a row: {self.without}' if self.without else ''}"
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -66,8 +74,11 @@ def describe(folder: Path, base: str, answers: Answers) -> list[Entry]:
 def _listed(folder: Path, base: str, images: Sequence[Path]) -> _Listing | None:
     """The first table of the folder that names the images."""
     for table in seen_in(folder):
-        if table.suffix.lower() in tables.SUFFIXES and (column := _image_column(table, images)):
-            return _Listing(table, "/".join(part for part in (base, table.name) if part), column)
+        known = table.suffix.lower() in tables.SUFFIXES and _has_columns(table)
+        if known and (column := _image_column(table, images)):
+            named = {composed(Path(cell).name) for cell in tables.read(table)[0][column]}
+            without = sum(not {composed(path.name), composed(path.stem)} & named for path in images)
+            return _Listing(table, "/".join(part for part in (base, table.name) if part), column, without)
     return None
 
 
@@ -147,7 +158,7 @@ def _known(listing: _Listing) -> dict[str, list[str]]:
 def _table(listing: _Listing) -> Entry:
     separator = tables.read(listing.path)[2]
     written = {"separator": separator} if separator else {}
-    return Entry("table", {"file": listing.shown, "image": listing.names, **written}, "one row an image")
+    return Entry("table", {"file": listing.shown, "image": listing.names, **written}, listing.note)
 
 
 def _no_group(answers: Answers) -> dict[str, str]:
@@ -203,7 +214,7 @@ def _with_table(folder: Path, base: str, images: Sequence[Path], listing: _Listi
         key: declared[key].value for key in ("separator", "decimal") if key in declared
     }
     answer = declared["label" if "label" in declared else "value"]
-    note = "one row an image"
+    note = listing.note
     missing = declared["missing"].value
     if answer.key == "label" and (empty := tables.count_of(listing.path, column := answer.value["column"], missing)):
         note += f"; those without a value of '{column}' are left out: {empty}"
@@ -292,6 +303,15 @@ def _channels(path: Path) -> int:
             return 1 if image.mode in ("1", "L", "LA", "F") or image.mode.startswith("I") else 3
     except (OSError, UnidentifiedImageError) as error:
         raise DataError(f"{path}: cannot be read as an image: {error}") from error
+
+
+def _has_columns(table: Path) -> bool:
+    """Whether a text file has several, and is no list of names, say, which tells nothing of them."""
+    if table.suffix.lower() in PARQUET or not table.is_file():
+        return table.is_file()
+    with table.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"")
+    return any(sign in first for sign in b";\t|,")
 
 
 def _image_column(table: Path, images: Sequence[Path]) -> str | None:
