@@ -128,6 +128,11 @@ def test_images_of_a_table_in_folders_that_are_no_patients(tmp_path: Path) -> No
     (tmp_path / "site.yaml").unlink()
     table(tmp_path / "d" / "list.csv", file=names, who=PATIENTS)
     assert split_of(tmp_path / "d", label="sick", group="who")["group"] == "who"
+    (tmp_path / "site.yaml").unlink()
+    (tmp_path / "d" / "ill" / "deep").mkdir()
+    (tmp_path / "d" / "ill" / "1.png").rename(tmp_path / "d" / "ill" / "deep" / "1.png")
+    with pytest.raises(SiteFileError, match="--group: 'folder' is not there"):  # in folders of several depths
+        split_of(tmp_path / "d", label="sick", group="folder")
 
 
 def test_images_of_a_table_in_folders_of_splits(tmp_path: Path) -> None:

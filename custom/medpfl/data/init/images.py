@@ -221,6 +221,8 @@ def _with_table(folder: Path, base: str, images: Sequence[Path], listing: _Listi
         known = [value for values in answer.value["classes"].values() for value in values]
         written["where"] = {column: known}
     named = _named(folder, images)
+    if in_folder:
+        given_group(answers, _FOLDER if f"{{{_FOLDER}}}" in named else "", [])
     if "{" in named and (in_folder or not {"group", "column"} & split.value.keys()):
         # Of folders that are classes there are no more than classes; folders of patients are more.
         fewest = max(3, len(answer.value["classes"]) if answer.key == "label" else 0)
