@@ -2,7 +2,9 @@
 """Prepared cases on disk: the same values bit for bit, never stale, never an error, private and bounded."""
 
 import errno
+import importlib
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -142,6 +144,42 @@ def test_other_preparation_is_another_case(tmp_path: Path) -> None:
     for spec in (MASKED, CLASSES, Spec(Target.MASK, ("images",), (8, 6))):
         images(path, spec)
     assert len(kept(tmp_path)) == 3 * 12
+
+
+OWN = """
+from medpfl.data.images.declare import Images
+
+class Darker(Images):
+    kind: str
+
+    def _prepared(self, case, size, masked):
+        made = super()._prepared(case, size, masked)
+        return {**made, "image": made["image"] - DARKER}
+"""
+
+
+def test_a_kind_of_ones_own_whose_code_changed_prepares_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the old code had prepared was trained on, in silence."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = declare(tmp_path, cache="cache")
+    file.write_text(file.read_text().replace("kind: images", "kind: darker.Darker"))
+    means = []
+    for by in (1, 1, 30):  # of another length, or Python may take what it had compiled
+        (tmp_path / "darker.py").write_text(OWN.replace("DARKER", str(by)))
+        sys.modules.pop("darker", None)
+        importlib.invalidate_caches()
+        means.append(float(images(file).splits["train"].inputs[:].mean()))
+    assert means[0] == means[1] == pytest.approx(means[2] + 29, abs=1e-4)
+    assert len(kept(tmp_path)) == 2 * 12
+
+
+def test_a_kind_that_has_no_file_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    asked = list[int]()
+    for _ in range(2):
+        kind = type("Kind", (), {"__module__": "a notebook"})
+        cases(tmp_path, 10**6).get([tmp_path / "a"], {}, noting(asked, 0), [kind])
+    assert asked == [0, 0] and not kept(tmp_path)
 
 
 def test_labels_that_are_not_declared_any_more_are_refused(tmp_path: Path) -> None:

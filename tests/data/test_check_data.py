@@ -377,3 +377,22 @@ def test_three_channels_of_a_volume_are_no_colours() -> None:
     three, one = (picture_of(Item(channels, label, AFFINE)) for channels in (image, image[:1]))
     assert three is not None and one is not None and three.pixels is not None and one.pixels is not None
     assert np.array_equal(three.pixels, one.pixels) and one.pixels.std() > 20
+
+
+def test_a_split_of_one_patient_is_told_before_a_job_is_refused(tmp_path: Path) -> None:
+    """The first that was heard of it was that the hospital had not taken part."""
+    path = write_table(tmp_path)
+    lines = (tmp_path / "blood.csv").read_text().splitlines()
+    parts = ["part", *["validation"] * 2, *["test"] * 8, *["train"] * 30]
+    (tmp_path / "blood.csv").write_text("".join(f"{line},{part}\n" for line, part in zip(lines, parts, strict=True)))
+    change_yaml(
+        path, lambda content: content["datasets"]["blood"].update(split={"column": "part", "group": "patient_id"})
+    )
+    (told,) = [warning for warning in look(path).warnings if "least_scored" in warning]
+    assert told.startswith("blood: the validation split is of 1 patient or recording, and this hospital's policy")
+    change_yaml(path, lambda content: content.update(policy={"least_scored": 1}))
+    assert not any("least_scored" in warning for warning in look(path).warnings)
+    change_yaml(path, lambda content: content.update(policy={"least_scored": 5}))
+    assert [warning[:25] for warning in look(path).warnings if "least_scored" in warning] == [
+        "blood: the validation spl", "blood: the test split is ",
+    ]  # fmt: skip

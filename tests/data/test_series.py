@@ -13,14 +13,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from medpfl.core.errors import DataError
+from medpfl.core.errors import DataError, PolicyRefused
 from medpfl.data.declared import Problems
 from medpfl.data.patterns import find_files
+from medpfl.data.policy import Policy
 from medpfl.data.preparation import Spec
 from medpfl.data.samples import SiteData
 from medpfl.data.series.declare import Series
 from medpfl.data.series.recordings import interpolated, windows
 from medpfl.data.site_file import load_site_file
+from medpfl.rounds.hospital.policy import check_scored
 
 WINDOWS = Spec("class", ("windows",))
 
@@ -217,6 +219,20 @@ def test_a_single_recording_is_cut_by_time(tmp_path: Path) -> None:
     assert set(steps["train"].ravel()) == {*range(0, 20), *range(50, 54), *range(20, 48), *range(70, 74)}
     assert set(steps["validation"].ravel()) == {*range(54, 62), *range(76, 88)}
     assert set(steps["test"].ravel()) == {*range(62, 70), *range(88, 100)}
+
+
+def test_windows_of_a_recording_that_is_cut_by_time_are_of_one_patient(tmp_path: Path) -> None:
+    """Every piece between two changes of label passed for a patient, so that the score of a single one was told."""
+    frame(([1] * 20 + [4] * 30) * 2).to_csv(tmp_path / "a.csv", index=False)
+    window = {"length": 4, "step": 4}
+    data = declare(tmp_path, files=["a.csv"], window=window, split={"time": True}).load(WINDOWS)
+    assert [len(set(samples.patients.tolist())) for samples in data.splits.values()] == [1, 1, 1]
+    with pytest.raises(PolicyRefused, match=r"validation split has fewer; .* only recording .*'least_scored: 1'"):
+        check_scored(Policy(), data)
+    check_scored(Policy(least_scored=1), data)
+    frame(([1] * 20 + [4] * 30) * 2).to_csv(tmp_path / "b.csv", index=False)
+    data = declare(tmp_path, files=["a.csv", "b.csv"], window=window, split={"time": True}).load(WINDOWS)
+    assert set(data.splits["train"].owners or []) == {"a.csv", "b.csv"}
 
 
 def test_more_than_the_memory_budget_gives_the_same(tmp_path: Path) -> None:

@@ -138,6 +138,17 @@ def test_recordings(tmp_path: Path, text: str | bytes, others: dict[str, Any], w
     assert "\n" not in str(caught.value) and ".csv" not in caught.value.public
 
 
+def test_a_cut_in_time_is_not_named_where_it_is_refused(tmp_path: Path) -> None:
+    """It needs 'label', and a number was to be predicted."""
+    (tmp_path / "a.csv").write_text(HEADER + "".join(f"{step},{step},5\n" for step in range(12)))
+    problems = Problems(keep=True)
+    content = {**DECLARED, "files": ["a.csv"], "value": "act"}
+    del content["label"]
+    declare(tmp_path, content).cases(problems)
+    (told,) = problems.found
+    assert told.endswith("a.csv: 1 recordings or groups cannot be cut into 3 splits (train, validation, test)")
+
+
 X = np.random.default_rng(0).normal(size=(9, 2, 5))
 Y = np.array([0, 1, 0, 1, 0, 1, 0, 1, 0])
 

@@ -56,3 +56,23 @@ def test_masks_are_found(image: str, mask: str, split: str | None, tmp_path: Pat
             assert item.image.max() - 100 == item.target.max()  # type: ignore[union-attr]
             if split == "split":
                 assert SPLITS.index({"validation": "val"}.get(place, place)) == (item.image.max() - 100) // 4
+
+
+@pytest.mark.parametrize("values", [[0, 1], [0, 255], [0, 256], [0, 65535], [0, 256, 512], [0, 300, 65535]])
+@pytest.mark.parametrize("names", [("images/{}.png", "masks/{}.tif"), ("{}_photo.png", "{}_drawn.png")])
+def test_masks_of_16_bits(names: tuple[str, str], values: list[int], tmp_path: Path) -> None:
+    """What is above 255 passed for 255: no mask of the site file's could be read, or two structures were one."""
+    for number in range(12):
+        drawn = np.zeros((8, 8), np.uint16)
+        for place, value in enumerate(values):
+            drawn[place] = value
+        shown = np.random.default_rng(number).integers(0, 65536, (8, 8)).astype(np.uint16)
+        for name, pixels in zip(names, (shown, drawn), strict=True):
+            file = tmp_path / "data" / name.format(number)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
+    write_site_file(tmp_path / "data", tmp_path / "site.yaml", Answers({"site": "here", "dataset": "d"}))
+    dataset = load_site_file(tmp_path / "site.yaml", "here").datasets["d"]
+    assert not inspect("d", dataset).problems
+    item = dataset.read(dataset.cases(Problems())["train"][0])
+    assert isinstance(item.target, np.ndarray) and item.target[: len(values), 0].tolist() == [*range(len(values))]

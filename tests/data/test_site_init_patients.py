@@ -3,11 +3,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
+from dicom_series import affine_of, write_series
 from hospitals import save, scan
 from medpfl.data.declared import Problems
 from medpfl.data.init.answers import Answers
@@ -42,6 +45,7 @@ def test_an_id_that_counts_the_rows_of_each_file_is_no_patient_beside_one(tmp_pa
         ("imagesTr/{0}/a/t1.nii.gz imagesTr/{0}/b/t1.nii.gz", "p1 p1 p2 p2"),
         ("{0}/images/t1.nii.gz", "p1 p2"),
         ("{0}/ct/t1.nii.gz", "p1/ct p2/ct"),
+        ("all/ct/{0}/2019/t1.nii.gz all/ct/{0}/2020/t1.nii.gz", "p1 p1 p2 p2"),  # all were one patient
     ],
 )
 def test_visits_in_a_patients_folder_are_not_patients(names: str, expected: str) -> None:
@@ -95,3 +99,30 @@ def test_folders_of_splits_are_no_patients(name: str, patients: str, tmp_path: P
     (folder / "here.yaml").write_text(yaml.safe_dump({"datasets": {"d": {**declared, "split": entries[-1].value}}}))
     listing = load_site_file(folder / "here.yaml", "here").datasets["d"].cases(Problems())
     assert {split: len(cases) for split, cases in listing.items()} == {"train": 1, "validation": 1, "test": 1}
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_series_of_one_patient_by_their_headers(tmp_path: Path, alike: bool) -> None:
+    """A patient's second series, in a folder of its own, was among the tests."""
+    for number in range(12):
+        values, label = scan(number)
+        whose = "anonymous" if alike else f"MRN{number // 3}"
+
+        def name(_: int, header: Any, whose: str = whose) -> None:
+            header.PatientID = whose
+
+        write_series(tmp_path / "d" / "images" / f"s{number}", values.astype(np.int16), affine_of(), name)
+        save(tmp_path / "d" / "labels" / f"s{number}.nii.gz", label, affine_of())
+    entries, text = from_folder(tmp_path / "d", tmp_path / "list.json", Answers())
+    found = {(item["image"], item.get("patient")) for item in json.loads(text)["training"]}
+    assert len({patient for _, patient in found}) == (1 if alike else 4) and "MRN" not in text
+    if not alike:
+        of = dict(found)
+        assert len({of[f"d/images/s{number}"] for number in range(3)}) == 1
+        (tmp_path / "list.json").write_text(text)
+        declared = {"kind": "volumes", "datalist": "list.json", "labels": {0: "a", 1: "b"}, "split": entries[-1].value}
+        (tmp_path / "here.yaml").write_text(yaml.safe_dump({"datasets": {"d": declared}}))
+        listing = load_site_file(tmp_path / "here.yaml", "here").datasets["d"].cases(Problems())
+        assert sum(len({case.group for case in cases}) for cases in listing.values()) == 4
+    given, _ = from_folder(tmp_path / "d", tmp_path / "list.json", Answers({"patient": "file"}))
+    assert given[-1].comment == "every scan counts as another patient"

@@ -112,6 +112,44 @@ def test_gaps_patients_and_a_number_to_predict(tmp_path: Path) -> None:
     assert found["window"] == {"length": 20} and found["channels"] == ["I", "II"]
 
 
+def test_a_single_recording_is_cut_in_time(tmp_path: Path) -> None:
+    """--kind was left out in silence: neighbours in time were rows of training and of test."""
+    steps = np.arange(400)
+    (tmp_path / "ecg").mkdir()
+    rows = "".join(f"{np.sin(step):.3f},{('af', 'sinus')[step // 50 % 2]}\n" for step in steps)
+    (tmp_path / "ecg" / "one.csv").write_text("I,rhythm\n" + rows)
+    for number, place in enumerate(("ecg", "ecg/one.csv")):
+        found = init(tmp_path / place, tmp_path / f"{number}.yaml", kind="recording", label="rhythm")
+        assert found["files"] == "ecg/one.csv" and found["split"]["time"] is True
+        assert "a single recording is cut in time" in (tmp_path / f"{number}.yaml").read_text()
+    found = init(tmp_path / "ecg", tmp_path / "own.yaml", kind="table", label="rhythm")
+    assert found["kind"] == "table"
+
+
+def test_a_case_is_no_longer_than_what_has_one_label(tmp_path: Path) -> None:
+    """As long as the recording, so that the data check found no case at all."""
+    (tmp_path / "har").mkdir()
+    for number in range(12):
+        labels = (["sit"] * 50 + ["walk"] * (45 + number)) * 2
+        rows = "".join(
+            f"{np.sin(step * (1 + number)):.3f},{label},p{number // 2}\n" for step, label in enumerate(labels)
+        )
+        (tmp_path / "har" / f"{number}.csv").write_text("acc,activity,patient\n" + rows)
+    found = init(tmp_path / "har", tmp_path / "site.yaml")  # of two columns of texts one is the patient's
+    assert found["window"] == {"length": 50} and found["label"]["column"] == "activity"
+    assert "the shortest recording has 190, and each has 50 of one class" in (tmp_path / "site.yaml").read_text()
+
+
+def test_the_axes_of_an_accelerometer_are_no_answer(tmp_path: Path) -> None:
+    """The guess was to predict y from x."""
+    for number in range(12):
+        write(tmp_path / "ecg" / f"p{number}.csv", number)
+        path = tmp_path / "ecg" / f"p{number}.csv"
+        path.write_text(path.read_text().replace("time,I,II", "time,x,y"))
+    found = init(tmp_path / "ecg", tmp_path / "site.yaml")
+    assert found["channels"] == ["x", "y"] and found["label"]["column"] == "rhythm"
+
+
 def test_like_another_hospitals(tmp_path: Path) -> None:
     for number in range(8):
         write(tmp_path / "one" / f"p{number}.csv", number)

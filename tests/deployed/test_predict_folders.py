@@ -150,6 +150,9 @@ def test_white_is_the_structure_only_where_there_is_one(tmp_path: Path) -> None:
     half[:10] = 255
     Image.fromarray(half).save(tmp_path / "labels" / "a.png")
     one, two = (untrained({"kind": "images", "channels": 1}, ["none", "lesion", "scar"][:count]) for count in (2, 3))
-    assert "dice" in predict(one, tmp_path / "new", tmp_path / "out", labels=tmp_path / "labels").rows[0]
+    dice = predict(one, tmp_path / "new", tmp_path / "out", labels=tmp_path / "labels").rows[0]["dice"]
     with pytest.raises(DataError, match="expected the classes' numbers 0 to 2, got 255"):
         predict(two, tmp_path / "new", tmp_path / "other", labels=tmp_path / "labels")
+    Image.fromarray(half.astype(np.uint16) * 257).save(tmp_path / "labels" / "a.png")  # white of 16 bits
+    again = predict(one, tmp_path / "new", tmp_path / "again", labels=tmp_path / "labels").rows[0]
+    assert again["dice"] == dice

@@ -180,6 +180,16 @@ def test_har_subjects_shared_by_a_few_hospitals(har_folder: Path, tmp_path: Path
         assert together == {part: set().union(*(each[part] for each in own)) for part in SPLITS}
 
 
+def test_har_windows_of_a_subject_are_one_patients(har_folder: Path, tmp_path: Path) -> None:
+    """Each window passed for a patient, so that intervals were as narrow as those of a hundred patients."""
+    for hospitals, name, counts, least in ((2, "hospital-1", [2, 2, 2], 2), (None, "subject-03", [1, 1, 1], 1)):
+        write_har(tmp_path / name, har_folder, hospitals=hospitals)
+        site = load_site_file(tmp_path / name / f"{name}.yaml", name)
+        data = site.load("har", Spec("class", ("windows",)))
+        assert [len(set(samples.patients.tolist())) for samples in data.splits.values()] == counts
+        assert site.policy.least_scored == least
+
+
 @pytest.mark.slow
 def test_har_trains_with_a_hospital_a_subject(har_folder: Path, tmp_path: Path) -> None:
     names = write_har(tmp_path / "sites", har_folder)

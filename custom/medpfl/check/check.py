@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from medpfl.check.findings import too_few_to_score
 from medpfl.check.grouping import grouped
 from medpfl.check.inspection import Inspection
+from medpfl.check.owners import unnamed_owners
 from medpfl.check.reading import inspect
 from medpfl.check.trial import Trial, try_job
 from medpfl.core.errors import SiteFileError
@@ -91,6 +93,9 @@ def check_data(
     for name in names:
         advance = _of(progress, f"reading {name}")
         inspections.append(inspect(name, site_file.datasets[name], advance))
+        if not site_file.datasets[name].public:  # of which nothing is scored
+            inspections[-1].warnings += unnamed_owners(name, site_file.datasets[name])
+            inspections[-1].warnings += too_few_to_score(inspections[-1], site_file.policy.least_scored)
         if schema and schema.dataset == name:
             inspections[-1].problems[:0] = [
                 f"{name}: {told}" for told in schema.differences(site_file.datasets[name], site_file.site or site)

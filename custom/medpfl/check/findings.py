@@ -48,6 +48,21 @@ def warnings_of(inspection: Inspection) -> list[str]:
     return [sentence for warnings in found for sentence in warnings(inspection)]
 
 
+def too_few_to_score(inspection: Inspection, least: int) -> Iterator[str]:
+    """A split of so few patients that its scores may not leave, so that no job is taken part in.
+
+    Args:
+        least: the policy's ``least_scored``.
+    """
+    for split in ("validation", "test"):
+        if 0 < (groups := inspection.splits[split].groups) < least:
+            yield (
+                f"{inspection.name}: the {split} split is of {groups} patient{'s' * (groups > 1)} or "
+                f"recording{'s' * (groups > 1)}, and this hospital's policy ('least_scored') asks for at least {least},"
+                " so that jobs go on without this hospital; a lower 'least_scored' lets such scores leave"
+            )
+
+
 def _other_label(twins: Twins) -> str:
     return "" if twins.same_label else ", with another label"
 

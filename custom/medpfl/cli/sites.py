@@ -136,13 +136,11 @@ def site_init(
     site: Annotated[str | None, typer.Option(help="This hospital's name in the federation.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset, as jobs call it.")] = None,
     label: Annotated[str | None, typer.Option(help="Column (or array) to predict.")] = None,
-    group: Annotated[str | None, typer.Option(help="Column that names the patient, or none.")] = None,
+    group: Annotated[str | None, typer.Option(help="Column, field or array that names the patient, or none.")] = None,
     patient: Annotated[str | None, typer.Option(help="Volumes: a regular expression for the patient, or file.")] = None,
     masks: Annotated[str | None, typer.Option(help="Images: which files are the masks, if several could be.")] = None,
     inputs: Annotated[str | None, typer.Option(help="Array of an .npz file that holds the images.")] = None,
-    kind: Annotated[
-        str | None, typer.Option(help="Several tables: recording (each is one) or table (all are one).")
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Tables: recording (each is one) or table (all are one).")] = None,
     window: Annotated[str | None, typer.Option(help="Recordings: how many time steps make a case.")] = None,
     classes: Annotated[list[str] | None, typer.Option("--class", help="NAME=VALUE[,VALUE...], class by class.")] = None,
     like: Annotated[Path | None, typer.Option(help="A schema that the hospitals agreed on.")] = None,

@@ -66,38 +66,56 @@ class Rows:
     ) -> tuple[Gain, dict[str, Gain]]:
         theirs = [self.sheets[other][pair] for pair in pairs]
         if self.ratio is not None:
-            table = np.array([
-                [self.measure.gain(one[site]["test"].score, two[site]["test"].score) for site in self.sites]
-                for one, two in zip(mine, theirs, strict=True)
-            ])  # fmt: skip
-            ratio, splits = self.ratio, [split for split, _ in pairs]
-            counted = self.counted(pairs)
-            means = intervals.by_split(aggregate.of_hospitals(table, counted), splits)
-            table = intervals.by_split(table, splits)
-            count = float(len(table))
-            each = {s: (intervals.corrected(table[:, k].tolist(), ratio[s]), count) for k, s in enumerate(self.sites)}
-            known = [ratio[site] for site, counts in zip(self.sites, counted.T, strict=True) if counts.any()]
-            whole = intervals.corrected(means.tolist(), float(np.mean(known or list(ratio.values()))))
-            if len(set(Counter(splits).values())) > 1:  # a run is missing: the gain is not the splits' mean
-                whole, each = None, dict.fromkeys(self.sites, (None, count))
-        else:
-            draws = {}
-            for site in self.sites:
-                one, two = drawn(site), self._drawn(other, pairs, site)
-                draws[site] = one - two if self.measure.direction == "higher" else two - one
-            of = {site: mine[0][site]["test"].patients for site in self.sites}
-            # Of a single patient nothing varies, as if it were sure.
-            each = {
-                site: intervals.of_mean([draws[site]], [of[site]], len(pairs)) if of[site] > 1 else (None, 2.0)
-                for site in self.sites
-            }
-            counting = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
-            whole, count = None, 2.0
-            if all(each[site][0] is not None for site in counting):
-                whole, count = intervals.of_mean(
-                    [draws[site] for site in counting], [of[site] for site in counting], len(pairs)
-                )
+            return self._by_splits(mine, theirs, pairs, mean, hospitals, self.ratio)
+        draws = {}
+        for site in self.sites:
+            one, two = drawn(site), self._drawn(other, pairs, site)
+            draws[site] = one - two if self.measure.direction == "higher" else two - one
+        of = {site: mine[0][site]["test"].patients for site in self.sites}
+        # Of a single patient nothing varies, as if it were sure.
+        each = {
+            site: intervals.of_mean([draws[site]], [of[site]], len(pairs)) if of[site] > 1 else (None, 2.0)
+            for site in self.sites
+        }
+        counting = [site for site, counts in zip(self.sites, self.counted(pairs)[0], strict=True) if counts]
+        whole, count = None, 2.0
+        if all(each[site][0] is not None for site in counting):
+            whole, count = intervals.of_mean(
+                [draws[site] for site in counting], [of[site] for site in counting], len(pairs)
+            )
         return _with(mean, whole, count), {site: _with(gain, *each[site]) for site, gain in hospitals.items()}
+
+    def _by_splits(
+        self,
+        mine: Sequence[Sheets],
+        theirs: Sequence[Sheets],
+        pairs: Sequence[Pair],
+        mean: Gain,
+        hospitals: Mapping[str, Gain],
+        ratio: Mapping[str, float],
+    ) -> tuple[Gain, dict[str, Gain]]:
+        """The same over repeated splits; seeds of a split are no further splits."""
+        table = np.array([
+            [self.measure.gain(one[site]["test"].score, two[site]["test"].score) for site in self.sites]
+            for one, two in zip(mine, theirs, strict=True)
+        ])  # fmt: skip
+        splits, counted = [split for split, _ in pairs], self.counted(pairs)
+        means = intervals.by_split(aggregate.of_hospitals(table, counted), splits)
+        table = intervals.by_split(table, splits)
+        even = len(set(Counter(splits).values())) == 1  # else a run is missing: the gain is not the splits' mean
+
+        def certain(gain: Gain, values: NDArray[np.float64], ratio: float) -> Gain:
+            found = intervals.corrected(values.tolist(), ratio) if even else None
+            known = even and len(values) > 1 and bool(np.isfinite(values).all())
+            needed = intervals.needed(
+                gain.mean, float(values.std(ddof=1)) if known else None, found, len(values), ratio
+            )
+            return gain.model_copy(update={"interval": found, "needed": needed})
+
+        known = [ratio[site] for site, counts in zip(self.sites, counted.T, strict=True) if counts.any()]
+        columns = dict(zip(self.sites, table.T, strict=True))
+        each = {site: certain(gain, columns[site], ratio[site]) for site, gain in hospitals.items()}
+        return certain(mean, means, float(np.mean(known or list(ratio.values())))), each
 
     def choose(self, name: str, labels: Sequence[str]) -> ChosenRow | None:
         """What hospitals take that hold the models of these rows; None where a run of theirs is missing."""

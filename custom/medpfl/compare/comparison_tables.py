@@ -127,14 +127,15 @@ def chosen(content: Results) -> tuple[list[str], list[list[str]]]:
 
 
 def power(content: Results) -> tuple[list[str], list[list[str]]]:
-    """What would show the gains: seeds, and times the test patients; no lines where it is not known."""
+    """What would show the gains: seeds (or splits), and times the test patients; no lines where it is not known."""
     lines, d = [], content.decimals(content.score)
     for row in ranked(content):
         if row.gain and row.gain.needed:
             times, seeds = row.gain.needed.times, row.gain.needed.seeds
             cells = ["–" if seeds is None else str(seeds), "–" if times is None else f"{times:.1f}"]
             lines.append([row.name, gain_text(row.gain, d), *cells])
-    return ["method", "gain over Local", "seeds that would show it", "times the test patients"], lines
+    what = "splits" if len(content.splits) > 1 else "seeds"
+    return ["method", "gain over Local", f"{what} that would show it", "times the test patients"], lines
 
 
 def metrics(content: Results) -> tuple[list[str], list[list[str]]]:
@@ -349,15 +350,17 @@ def interval_note(content: Results) -> str:
     """What the brackets are, in a sentence; "" where there are none."""
     if not any(row.gain and row.gain.interval for row in content.rows):
         return ""
+    what, corrected = "Seeds", ""
     if len(content.splits) > 1:
         how = "over the splits, with Nadeau and Bengio's corrected variance"
+        what, corrected = "Splits", " (of each split the mean of its seeds, and that variance)"
     elif content.pairs > 1:
         how = "from patients and seeds, both drawn anew 1000 times (hierarchical bootstrap)"
     else:
         how = "from patients, drawn anew 1000 times; with one seed they say nothing of training again"
     return (
-        f"In brackets: 95 % intervals of the gain {how}. Seeds that would show a gain: the fewest with which a paired "
-        "t-test of this mean and deviation has the power, by the noncentral t; patients: n' / n = "
+        f"In brackets: 95 % intervals of the gain {how}. {what} that would show a gain: the fewest with which a paired "
+        f"t-test of this mean and deviation{corrected} has the power, by the noncentral t; patients: n' / n = "
         f"((1.96 + 0.84) s / gain)², s the gain's standard error. {_first_note(content)}"
     )
 

@@ -115,21 +115,23 @@ def corrected(differences: Sequence[float], ratio: float) -> Interval | None:
     return rounded(float(values.mean() - reach)), rounded(float(values.mean() + reach))
 
 
-def needed(mean: float, deviation: float | None, found: Interval | None, count: float) -> Needed:
+def needed(mean: float, deviation: float | None, found: Interval | None, count: float, ratio: float = 0.0) -> Needed:
     """What would show a difference of this ``mean`` with a power of 80 %, two-sided at 5 %.
 
     Args:
-        deviation: of the paired differences over the seeds.
+        deviation: of the paired differences over the seeds, or over the splits, each the mean of its seeds.
         found: the interval of the mean from patients and seeds, or ``corrected``.
         count: of how many patients it is, or of how many splits: with few it is many standard errors wide.
+        ratio: of splits, as ``corrected`` has it.
     """
     error = None if found is None else error_of(found, count)
     times = ((1.959964 + 0.841621) * error / abs(mean)) ** 2 if error and mean else None
-    return Needed(seeds=_seeds(mean, deviation), times=None if times is None else round(times, 2))
+    return Needed(seeds=_seeds(mean, deviation, ratio), times=None if times is None else round(times, 2))
 
 
-def _seeds(mean: float, deviation: float | None) -> int | None:
-    """The fewest pairs with which a paired t-test has the power; None where it takes more than ``MOST_SEEDS``."""
+def _seeds(mean: float, deviation: float | None, ratio: float) -> int | None:
+    """The fewest pairs (seeds, or splits that overlap by ``ratio``) with which a paired t-test has the power; None
+    where it takes more than ``MOST_SEEDS``."""
     from scipy.stats import nct, t
 
     if not mean or deviation is None:
@@ -138,7 +140,7 @@ def _seeds(mean: float, deviation: float | None) -> int | None:
         return 2
 
     def power(count: int) -> float:
-        reach, shift = float(t.ppf(1 - LEVEL / 2, count - 1)), abs(mean) / deviation * math.sqrt(count)
+        reach, shift = float(t.ppf(1 - LEVEL / 2, count - 1)), abs(mean) / deviation / math.sqrt(1 / count + ratio)
         # Where the shift is large, scipy's cdf is NaN this far on the other side, where hardly anything lies.
         other = float(nct.cdf(-reach, count - 1, shift))
         return float(nct.sf(reach, count - 1, shift)) + (0.0 if math.isnan(other) else other)

@@ -44,7 +44,8 @@ class MetricStat(Stat):
 
 
 class Needed(Typed):
-    """``seeds`` that would show a difference (None: none do, or too many); so many ``times`` the test patients."""
+    """``seeds`` that would show a difference, of several splits so many of these (None: none do, or too many); so many
+    ``times`` the test patients."""
 
     seeds: int | None
     times: float | None

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ _FOLDER = "medpfl-prepared"
 _KEPT, _PART = ".case", ".part"
 _ABANDONED = 3600.0  # seconds after which a file that nobody finished is removed
 _DIGEST = hashlib.sha256().digest_size
+_KNOWN = {"medpfl", "pydantic", *sys.stdlib_module_names}
 
 How = Mapping[str, JsonValue]
 """All that says how a case is prepared, beside its files."""
@@ -68,19 +70,24 @@ class PreparedCases:
                 self._folder = None
                 _tell(error)
 
-    def get(self, sources: Sequence[Path], how: How, prepare: Callable[[], Tensors]) -> Tensors:
+    def get(
+        self, sources: Sequence[Path], how: How, prepare: Callable[[], Tensors], by: Sequence[type] = ()
+    ) -> Tensors:
         """What ``prepare`` gives for these files (or folders of files), from the cache if it is there.
+
+        Args:
+            by: classes that prepare; of those that are not of this package the code counts, too.
 
         Raises:
             Whatever ``prepare`` raises; of such cases nothing is kept.
         """
-        name = _name(sources, how) if self._folder else None
+        name = _name(sources, how, by) if self._folder else None
         if self._folder is None or name is None:
             return prepare()
         kept = self._read(self._folder / name)
         if kept is None:
             kept = prepare()
-            if _name(sources, how) == name:  # else a file was changed meanwhile
+            if _name(sources, how, by) == name:  # else a file was changed meanwhile
                 self._keep(self._folder / name, kept)
         return kept
 
@@ -147,22 +154,40 @@ class PreparedCases:
         return left
 
 
-def _name(sources: Sequence[Path], how: How) -> str | None:
-    """Of the file that keeps a case; None where a source cannot be looked at, which ``prepare`` says better.
+def _name(sources: Sequence[Path], how: How, by: Sequence[type]) -> str | None:
+    """Of the file that keeps a case; None where a source cannot be looked at, which ``prepare`` says better, or what
+    prepares it has no file that could.
 
     The sources' bytes are not read: that is half of what preparing a case costs.
     """
     try:
         facts = [(str(path.absolute()), each.st_size, each.st_mtime_ns) for path, each in _looked_at(sources)]
+        own = {"own": code} if (code := [digest for kind in by for digest in own_code(kind)]) else {}
     except OSError:
         return None
-    text = json.dumps({"format": FORMAT, "by": _libraries(), "of": facts, "how": how}, sort_keys=True)
+    text = json.dumps({"format": FORMAT, "by": _libraries(), "of": facts, "how": how, **own}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest() + _KEPT
 
 
 def _looked_at(sources: Sequence[Path]) -> list[tuple[Path, os.stat_result]]:
     files = [file for source in sources for file in (sorted(source.iterdir()) if source.is_dir() else [source])]
     return [(file, file.stat()) for file in files]
+
+
+@cache
+def own_code(kind: type) -> list[str]:
+    """SHA-256 of the source files of a class, and of those that it derives from, that are of other packages than this
+    one, whose version says enough. What these files import is not looked at.
+
+    Raises:
+        OSError: one has no file, as where it was written in a notebook.
+    """
+    modules = dict.fromkeys(each.__module__ for each in kind.__mro__)
+    own = [name for name in modules if name.partition(".")[0] not in _KNOWN]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in own]
+    if not all(files):
+        raise FileNotFoundError(f"{kind.__qualname__} has no file")
+    return [hashlib.sha256(Path(str(file)).read_bytes()).hexdigest() for file in files]
 
 
 @cache

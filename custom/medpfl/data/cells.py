@@ -122,6 +122,25 @@ def shown_names(files: Sequence[str]) -> list[str]:
     return [name if names.count(name) == 1 else file for name, file in zip(names, files, strict=True)]
 
 
+def column_names(path: Path, form: Cells) -> list[str]:
+    """A file's columns by their agreed names.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    if path.suffix.lower() in parquet.SUFFIXES:
+        require("pyarrow", "parquet", f"{path}: a Parquet file", DataError)
+        from pyarrow.parquet import read_schema
+
+        try:
+            return form.renamed(path, read_schema(path).names, ())
+        except (OSError, ValueError) as error:  # pyarrow's own is one, too
+            raise DataError(f"{path}: cannot be read as a Parquet table: {error}") from error
+    separator = form.separator or ("\t" if path.suffix.lower() in _TABS else ",")
+    columns = form.columns or [cell.strip() for cell in next(_lines(path, separator), (0, []))[1]]
+    return form.renamed(path, columns, (), separator)
+
+
 def read_cells(
     path: Path,
     shown: str,

@@ -6,7 +6,7 @@ one in the geometry of the hospital's file.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -107,6 +107,15 @@ class Dataset(Strict, ABC):
     def shown_columns(self, listing: Listing) -> list[Column]:
         """Every used column, for the data check; of kinds that are no table: none."""
         return []
+
+    def owners(self) -> Iterator[tuple[str, list[str]]]:
+        """Columns whose name says that they tell whose a case is, declared or not, each with the cells of the cases;
+        for the data check. Of kinds that refuse data whose patients nothing names: none.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        return iter(())
 
     @abstractmethod
     def read(self, case: Any) -> Item:

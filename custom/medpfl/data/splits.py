@@ -62,9 +62,11 @@ def choose(
     return chosen
 
 
-def check_listing(listing: Mapping[str, Sequence[Case]], source: str, problems: Problems) -> None:
-    """Report an empty train or test split, groups (patients) that are in two splits, and names of files that no file
-    could hold."""
+def check_listing(
+    listing: Mapping[str, Sequence[Case]], source: str, problems: Problems, *, apart: bool = True
+) -> None:
+    """Report an empty train or test split, groups (patients) that are in two splits (if they are to be ``apart``), and
+    names of files that no file could hold."""
     for split in ("train", "test"):
         if not listing[split] and not problems.found:  # or it is empty because of them
             problems.add(f"{source}: the {split} split is empty")
@@ -74,7 +76,7 @@ def check_listing(listing: Mapping[str, Sequence[Case]], source: str, problems: 
         for case in cases:
             if (readable := case.name.encode("utf-8", "backslashreplace").decode()) != case.name:
                 problems.add(f"{readable}: the file's name is not in UTF-8; rename it (convmv -f latin1 -t utf8)")
-            if owner.setdefault(case.group, split) != split and case.group not in told:
+            if apart and owner.setdefault(case.group, split) != split and case.group not in told:
                 told.add(case.group)
                 problems.add(
                     f"{case.where}: '{case.group}' is in the {owner[case.group]} split and in the {split} split"

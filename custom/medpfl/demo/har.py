@@ -4,7 +4,8 @@ share them. The user downloads the data.
 
 The raw signals are used (nine channels, windows of 128 steps), not the 561 features made of them. Windows overlap by
 half. So each subject's windows are cut by time: of every activity the first train, the next validate, the last test,
-and the one window at each border, which shares samples with both sides, is left out.
+and the one window at each border, which shares samples with both sides, is left out. Of each split all windows of a
+subject are one patient's, of whom a hospital that is one subject has a single one, whose scores it lets leave.
 """
 
 import os
@@ -51,15 +52,17 @@ def write_har(folder: Path, data: Path | None = None, hospitals: int | None = No
             kept, split = cut_by_time(activity[mine], f"subject-{number:02}")
             cuts.append((mine[kept], split))
         rows, split = (np.concatenate(each) for each in zip(*cuts, strict=True))
-        np.savez_compressed(folder / f"{name}.npz", x=signals[rows], activity=activity[rows], split=split)
+        who = [f"{number} {part}" for number, part in zip(subject[rows], split, strict=True)]  # none is in two splits
+        np.savez_compressed(folder / f"{name}.npz", x=signals[rows], activity=activity[rows], split=split, subject=who)
         har = {
             "kind": "series",
             "files": [f"{name}.npz"],
             "inputs": "x",
             "label": {"column": "activity", "classes": {text: [code] for code, text in enumerate(ACTIVITIES, start=1)}},
-            "split": {"column": "split"},
+            "split": {"column": "split", "group": "subject"},
         }
-        text = yaml.safe_dump({"site": name, "datasets": {"har": har}}, sort_keys=False)
+        policy = {"policy": {"least_scored": 1}} if len(members) == 1 else {}
+        text = yaml.safe_dump({"site": name, **policy, "datasets": {"har": har}}, sort_keys=False)
         write_text(folder / f"{name}.yaml", text)
     return names
 

@@ -81,12 +81,12 @@ def dice_of(written: Path, label: Path, classes: int, structures: Sequence[Seque
 
 
 def _read(written: Path, label: Path, binary: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both label maps; ``binary``: there is one structure, which most programs store as 255. Of several, nothing says
-    which one it would be."""
+    """Both label maps; ``binary``: there is one structure, which most programs store as 255, or 65535 of 16 bits. Of
+    several, nothing says which one it would be."""
     if written.suffix == ".png":
         truth = read_mask(label)
-        white = binary and set(np.unique(truth).tolist()) <= {0, 255}
-        return read_mask(written), truth // 255 if white else truth
+        white = binary and any(set(np.unique(truth).tolist()) <= {0, most} for most in (255, 65535))
+        return read_mask(written), np.minimum(truth, 1) if white else truth
     if structures_of(label):
         raise DataError(
             f"{label}: Dice is told of label maps in voxels, and this is a DICOM segmentation or structure set: "

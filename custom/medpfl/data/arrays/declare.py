@@ -29,6 +29,8 @@ from medpfl.data.arrays.prepare import (
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Classes, Problems, SplitRule, Strict, canonical, one_class_a_value
 from medpfl.data.outcome import KEYS, Answer, Survival, Value, empty, one_of, read_answer, strata, tensor_of
+from medpfl.data.owners import Owners
+from medpfl.data.patients import PATIENT
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
 from medpfl.data.samples import Budget, Samples, SiteData, Store, empty_like
@@ -138,6 +140,13 @@ class Arrays(Dataset):
             listing = self._cut(file, everything, problems)
         check_listing(listing, str(file.path), problems)
         return listing
+
+    def owners(self) -> Owners:
+        file = Npz(self._folder / self.file)
+        rows = file.header(self.inputs)[0][0] if self.inputs else -1
+        for key in filter(PATIENT.fullmatch, file.keys):
+            if file.header(key)[0] in ((rows,), (rows, 1)):
+                yield key, [str(value) for value in file.array(key).ravel().tolist()]
 
     def read(self, case: ArrayCase) -> Item:
         """C x H x W (or C x D x H x W) as stored, and the class."""

@@ -20,6 +20,7 @@ from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, LabelColumn, LabelMap, Problems, canonical, composed, distinct
 from medpfl.data.images.new import ImagesPreparation
 from medpfl.data.outcome import KEYS, Answer, Outcome, Several, Survival, one_of, read_answer, strata, tensor_of
+from medpfl.data.owners import Owners, of_names, of_tables
 from medpfl.data.patterns import Found, Patterns, find_files, placeholders
 from medpfl.data.pixels import prepare, prepare_mask, read_image, read_mask
 from medpfl.data.preparation import Preparation, Spec
@@ -174,6 +175,11 @@ class Images(Described, Dataset):
         check_listing(listing, source, problems)
         return listing
 
+    def owners(self) -> Owners:
+        yield from of_names(self._folder, self.files)
+        if self.table:
+            yield from of_tables([self._folder / self.table.file], self.table.of_cases())
+
     def read(self, case: ImageCase) -> Item:
         """C x H x W image (uint8 or uint16); its class or the like, or its mask (H x W) where only masks are declared.
         A declared mask is read and checked in any case."""
@@ -236,7 +242,7 @@ class Images(Described, Dataset):
             "labels": self._masks().coding() if masked else [],
         }
         sources = [case.path, *([case.mask] if masked and case.mask else [])]
-        kept = cache.get(sources, how, partial(self._prepared, case, size, masked))
+        kept = cache.get(sources, how, partial(self._prepared, case, size, masked), [type(self)])
         return kept["image"], kept.get("mask")
 
     def _prepared(self, case: ImageCase, size: tuple[int, int] | None, masked: bool) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from medpfl.core.errors import DataError
 from medpfl.data.init.answers import Answers, Entry, as_value
+from medpfl.data.init.splitting import given_group, split_column, split_entry
 from medpfl.data.init.volumes import labels_in, shown, split_of
 
 _SCANS = ("T1w", "T2w", "FLAIR", "PDw", "T2starw", "inplaneT1", "inplaneT2", "angio", "T1map", "T2map")
@@ -95,7 +96,10 @@ def from_bids(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entr
         entries.append(Entry("label", {"column": column, "classes": classes}, "from participants.tsv"))
     if not items:
         raise DataError(f"{folder}: no {scans[0].suffix} scan has a label")
-    return [*entries, split_of(True)], json.dumps({"training": items}, indent=1) + "\n"
+    told_of_all = {name: [item[name] for item in items] for name in columns if all(name in item for item in items)}
+    group, split = given_group(answers, "patient", columns), split_column(told_of_all, column)
+    cut = split_entry(split, group) if split else split_of(group or None)
+    return [*entries, cut], json.dumps({"training": items}, indent=1) + "\n"
 
 
 def _files(folder: Path) -> list[Path]:

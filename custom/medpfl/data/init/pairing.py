@@ -74,7 +74,7 @@ def images_and_masks(found: Sequence[Layout], looked: int, answers: Answers) -> 
 def _is_mask(path: Path) -> bool:
     try:
         with Image.open(path) as image:
-            if image.mode in ("1", "L", "P"):
+            if image.mode in ("1", "L", "P") or image.mode.startswith("I"):  # of 16 bits: Pillow's grey has 8
                 return len(np.unique(np.asarray(image))) <= _VALUES
             values = np.asarray(image.convert("RGB"))
             grey = (values == values[..., :1]).all()

@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings: a folder of tables with the same columns, each a recording with a row per time step."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medpfl.core.errors import DataError
 from medpfl.data.init import tables
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_columns
+from medpfl.data.init.splitting import FRACTIONS, patient_columns, split_column, split_entry
 from medpfl.data.numbers import has_comma, has_point, with_point
 from medpfl.data.paths import seen_in
-from medpfl.data.patients import PATIENT
+from medpfl.data.patients import PATIENT, are_patients
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TIME = re.compile(
     r"(date|time|timestamp|datum|zeit|t|s|ms|seconds?|samples?|steps?|index|frame)([ _.(\[-].*)?", re.IGNORECASE
 )
 FOLDER = "folder"
 """What a file's folder is called where recordings lie in several."""
+_SINGLE = "a single recording is cut in time; it counts as one patient, so that jobs want 'least_scored: 1' in 'policy'"
 WINDOW = 1000
 """Time steps of a case, at the most, where nobody says another number."""
 
@@ -32,9 +40,13 @@ class _Seen:
     points: bool = False
     commas: bool = False
     numbers: bool = True
+    longest: int = WINDOW
+    """Time steps with one text, one after another, that each recording has at some place."""
 
-    def add(self, cells: Sequence[str]) -> None:
-        found = set(cells)
+    def add(self, column: pd.Series) -> None:
+        found = set(column.unique().tolist())
+        if len(found) <= tables.CLASSES:
+            self.longest = min(self.longest, int((column != column.shift()).cumsum().value_counts().max()))
         self.missing |= found & set(tables.MISSING)
         found -= self.missing
         self.points |= any(map(has_point, found))
@@ -58,7 +70,8 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     """The dataset's entries.
 
     Rule: columns of numbers are channels, but for the one to predict, times and what names the patient. A recording is
-    a group where no column names the patient. A case has as many time steps as the shortest recording, at most 1000.
+    a group where no column names the patient. A case has as many time steps as the shortest recording, and as every one
+    has with one class, at most 1000. A single recording of several classes is cut in time.
 
     Args:
         base: the folder relative to the site file.
@@ -75,14 +88,22 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     numbers = [one for one in seen.values() if one.numbers]
     decimal = tables.decimal_comma(sum(one.commas for one in numbers), sum(one.points for one in numbers), separator)
     agreed = answers.schema.declared if answers.schema else {}
-    guess = next((name for name in columns if tables.LABEL.fullmatch(name)), FOLDER if inner else _texts(seen))
+    split = split_column({name: one.texts for name, one in seen.items()})
+    named = FOLDER if inner and split != FOLDER and not are_patients(inner) else _texts(seen, {split, FOLDER})
+    axes = {"x", "y"} <= {name.lower() for name in columns}  # of an accelerometer: y is no answer then
+    answers_to = [name for name in columns if tables.LABEL.fullmatch(name) and not (axes and name.lower() == "y")]
+    guess = answers_to[0] if answers_to else named
     label = answers.get("label", "Which column is to be predicted?", guess, [*seen])
-    group = _group(seen, label, answers)
+    split = "" if split == label else split
+    group = _group(seen, {label, split}, answers)
     channels, rename = _channels(columns, seen, {label, group}, decimal, agreed.get("channels"), answers)
     if not channels:
         raise DataError(f"{folder}: no column of numbers is left beside '{label}' to predict it from")
+    alone = len(files) == 1 and not split and not _is_number(seen[label], answers)
+    fits = min(_fits(files[0], label) if alone else seen[label].longest, shortest, WINDOW)
+    runs = f", and each has {fits} of one class" if not alone and fits < min(shortest, WINDOW) else ""
     length = agreed.get("window.length")
-    steps = str(length) if length else answers.get("window", "Time steps of a case", str(min(shortest, WINDOW)))
+    steps = str(length) if length else answers.get("window", "Time steps of a case", str(fits))
     if not steps.isdecimal() or int(steps) < 1:
         raise DataError(f"--window: expected a number of time steps, got '{steps}'")
     entries = [Entry("kind", "series"), Entry("files", _pattern(base, files, bool(inner)), "a recording each")]
@@ -97,20 +118,28 @@ def describe(folder: Path, base: str, files: Sequence[Path], answers: Answers) -
     missing = {text for name in columns for text in seen[name].missing}
     if missing:
         entries.append(Entry("missing", sorted({"", "?", "NA", *missing}), "cells that mean 'not known'"))
-    left = [name for name in columns if name not in (label, group) and rename.get(name, name) not in channels]
+    left = [name for name in columns if name not in (label, group, split) and rename.get(name, name) not in channels]
     entries.append(Entry("channels", channels, f"left out: {', '.join(left)}" if left else ""))
     if any(seen[name].missing for name in columns if rename.get(name, name) in channels):
         entries.append(Entry("missing_samples", "interpolate", "channels lack samples; interpolate or refuse"))
     entries += [
         _answer(label, seen[label], decimal, answers),
-        Entry("window", {"length": int(steps)}, f"time steps of a case; the shortest recording has {shortest}"),
+        Entry("window", {"length": int(steps)}, f"time steps of a case; the shortest recording has {shortest}{runs}"),
     ]
     if "rate" in agreed:
         entries.append(Entry("rate", agreed["rate"], "time steps a second: make sure that it is so here"))
-    grouped = {"group": group} if group else {}
-    alone = "every recording counts as another patient; name the patient in braces if that is not so"
-    said = f"cases of one {group} stay together" if group else alone
-    return [*entries, Entry("split", {**grouped, "seed": 0, "fractions": tables.FRACTIONS}, said)]
+    if alone and not group:
+        return [*entries, Entry("split", {"time": True, "fractions": FRACTIONS}, _SINGLE)]
+    each = "every recording counts as another patient; name the patient in braces if that is not so"
+    said = f"cases of one {group} stay together" if group else each
+    return [*entries, split_entry(split, group, "" if split else said)]
+
+
+def _fits(file: Path, label: str) -> int:
+    """So many time steps of a case leave some of each class to every split of a single recording, cut in time."""
+    column = tables.read(file)[0][label]
+    runs = column.groupby((column != column.shift()).cumsum()).agg(["first", "size"])
+    return max(1, int(runs.groupby("first")["size"].max().min() * min(FRACTIONS.values())))
 
 
 def _look(files: Sequence[Path]) -> tuple[dict[str, _Seen], int, bool, str | None]:
@@ -128,21 +157,22 @@ def _look(files: Sequence[Path]) -> tuple[dict[str, _Seen], int, bool, str | Non
                 "the same columns are recordings, a row per time step; or name one table"
             )
         for name in names:
-            seen[name].add(frame[name].unique().tolist())
+            seen[name].add(frame[name])
         shortest = min(shortest, len(frame)) if number else len(frame)
     return seen, shortest, header, separator
 
 
-def _texts(seen: dict[str, _Seen]) -> str | None:
-    """The only column of few texts that are no numbers, if there is one."""
-    found = [name for name, one in seen.items() if not one.numbers and 2 <= len(one.texts) <= tables.CLASSES]
+def _texts(seen: dict[str, _Seen], used: set[str]) -> str | None:
+    """The only column of few texts that are no numbers, if there is one, beside those that are used otherwise."""
+    others = {name: one for name, one in seen.items() if name not in used and not PATIENT.fullmatch(name)}
+    found = [name for name, one in others.items() if not one.numbers and 2 <= len(one.texts) <= tables.CLASSES]
     return found[0] if len(found) == 1 else None
 
 
-def _group(seen: dict[str, _Seen], label: str, answers: Answers) -> str:
+def _group(seen: dict[str, _Seen], used: set[str], answers: Answers) -> str:
     """The column that names the patient; "" for none."""
-    named = tables.patient_columns(seen, label)
-    guess = named[0] if named else FOLDER if FOLDER in seen and label != FOLDER else "none"
+    named = patient_columns([name for name in seen if name not in used], "")
+    guess = named[0] if named else FOLDER if FOLDER in seen and FOLDER not in used else "none"
     if "group" not in answers.given and guess == "none":
         return ""
     question = "Which column names the patient ('none' if every recording is another patient)?"
@@ -163,8 +193,12 @@ def _channels(
     return [name for name in numbers if not TIME.fullmatch(name) and not PATIENT.fullmatch(name)], {}
 
 
+def _is_number(seen: _Seen, answers: Answers) -> bool:
+    return len(seen.texts) > tables.CLASSES and seen.numbers and not answers.classes
+
+
 def _answer(label: str, seen: _Seen, decimal: bool, answers: Answers) -> Entry:
-    if len(seen.texts) > tables.CLASSES and seen.numbers and not answers.classes:
+    if _is_number(seen, answers):
         return Entry("value", label, "the number to predict")
     found: list[Value] = sorted({as_value(with_point(text) if decimal else text) for text in seen.texts}, key=str)
     if not 2 <= len(found) <= tables.CLASSES:
@@ -175,7 +209,8 @@ def _answer(label: str, seen: _Seen, decimal: bool, answers: Answers) -> Entry:
 
 
 def _pattern(base: str, files: Sequence[Path], inner: bool) -> str | list[str]:
-    endings = {path.suffix for path in files}
     start = [*([base] if base != "." else []), *([f"{{{FOLDER}}}"] if inner else [])]
-    patterns = ["/".join([*start, f"*{ending}"]) for ending in sorted(endings)]
+    endings = {path.suffix for path in files}
+    names = [f"*{ending}" for ending in sorted(endings)] if len(files) > 1 else [files[0].name]
+    patterns = ["/".join([*start, name]) for name in names]
     return patterns[0] if len(patterns) == 1 else patterns

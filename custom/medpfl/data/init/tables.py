@@ -15,6 +15,7 @@ from medpfl.core.extras import require
 from medpfl.data.cells import not_utf8
 from medpfl.data.init.answers import Answers, Entry, Value, as_value
 from medpfl.data.init.like import own_codes, own_columns
+from medpfl.data.init.splitting import are_splits, patient_column, split_column, split_entry
 from medpfl.data.numbers import as_number, beyond_double, has_comma, has_point, like_thousands, with_point
 from medpfl.data.parquet import bounded_pieces, cell_text, check_parquet, opened_parquet
 from medpfl.data.patients import PATIENT
@@ -26,8 +27,6 @@ SUFFIXES = (".csv", ".tsv", ".tab", ".data", ".parquet", ".pq")
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", ".", "unknown", "missing"]
 MISSING += ["n.b.", "n. b.", "k.A.", "k. A.", "keine Angabe", "nicht bekannt", "unbekannt"]
 LABEL = re.compile(r"label|target|class|outcome|diagnosis|y", re.IGNORECASE)
-SPLIT = re.compile(r"split|set|subset|partition", re.IGNORECASE)
-SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
 LATER = re.compile(
     r"(.*[ _-])?(follow.?up|surviv(ed|al)|death|died|dead|outcome|discharged?|readmi\w*|event|relapse|recurrence"
     r"|time.?to|los|length.?of.?stay|vital.?status|(ü|ue)berleben\w*|tod(es\w*)?|verstorben|sterbe\w*|entlass\w*"
@@ -44,13 +43,16 @@ CATEGORIES = 20  # different texts of a column that still are categories
 CLASSES = 20  # different values of a column that can be predicted
 
 
-def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> list[Entry]:
+def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers, of_images: bool = False) -> list[Entry]:
     """The dataset's entries.
 
     Rule: a column whose known cells are all numbers, and no codes of many digits, is a number; one with at most 20
     different texts is a list of categories; a patient's identifier groups rows; a column to predict of more than 20
     different numbers is a number to predict, any other one classes; any other column is left out, and one that is
     mostly missing, or whose name says that it is known only with the outcome.
+
+    Args:
+        of_images: it says what is to be predicted of them, and need hold nothing to predict it from.
 
     Raises:
         DataError: the files are no tables.
@@ -92,7 +94,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         )
     names = [" ".join(str(value).split()) for value in found]  # of a class: it may hold no line break
     classes = {} if number else answers.class_values(found, names, f"column '{label}'")
-    split, group = _split(columns, known, label), _group(columns, known, label, answers)
+    split, group = split_column(known, label), patient_column(known, label, answers)
     features, left = _features(columns, known, len(frame), {label, split, group}, texts, grouped)
     # A column of which every row has its own value keeps nothing together, and would rule out even splits.
     several = bool(group) and len(set(known[group])) < len(known[group])
@@ -103,7 +105,7 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
         for name, kind in features.items():
             if isinstance(kind, list) and (found_codes := own_codes(name, kind, known[name], answers)):
                 codes[name] = found_codes
-    if not features:
+    if not features and not of_images:
         raise DataError(f"{files[0]}: no column is left to predict '{label}' from; left out: {', '.join(left)}")
     lacking = frame[[*features, label]].isin(missing).any(axis=1).sum()
     entries = [Entry("kind", "table"), Entry("files", list(shown))]
@@ -132,19 +134,15 @@ def describe(files: Sequence[Path], shown: Sequence[str], answers: Answers) -> l
     else:
         entries.append(Entry("label", {"column": label, "classes": classes}, "class: the values that mean it"))
     if split:
-        entries.append(Entry("split", {"column": split}))
-    elif several:
-        entries.append(
-            Entry("split", {"group": group, "seed": 0, "fractions": FRACTIONS}, "rows of a group stay together")
-        )
-    else:
-        evenly = {} if number else {"stratify": True}
-        unnamed = not any(PATIENT.fullmatch(column) for column in columns)
-        note = (
-            "" if not unnamed else "every row counts as another patient; if not, name the patient's column as 'group'"
-        )
-        entries.append(Entry("split", {**evenly, "seed": 0, "fractions": FRACTIONS}, note))
-    return entries
+        return [*entries, split_entry(split, group if several else "")]
+    anew = (
+        ["the files' rows are cut anew, whatever their names say"] if are_splits([file.stem for file in files]) else []
+    )
+    if several:
+        return [*entries, split_entry("", group, "; ".join(["rows of a group stay together", *anew]))]
+    if not any(PATIENT.fullmatch(column) for column in columns):
+        anew.append("every row counts as another patient; if not, name the patient's column as 'group'")
+    return [*entries, split_entry("", "", "; ".join(anew), **({} if number else {"stratify": True}))]
 
 
 def decimal_comma(commas: int, points: int, separator: str | None) -> bool:
@@ -169,9 +167,6 @@ def _is_number_to_predict(found: Sequence[Value], answers: Answers) -> bool:
     """Whether a column is one, and no code of classes: numbers throughout, more different ones than classes can be."""
     numbers = len(found) > CLASSES and not any(isinstance(value, str) for value in found)
     return numbers and not answers.classes and not answers.schema
-
-
-FRACTIONS = {"train": 0.6, "validation": 0.2, "test": 0.2}
 
 
 def read(file: Path) -> tuple[pd.DataFrame, bool, str | None]:
@@ -280,31 +275,6 @@ def _sorted(cells: Sequence[str]) -> list[Value]:
 
 def _named(columns: Sequence[str], pattern: re.Pattern[str]) -> str | None:
     return next((column for column in columns if pattern.fullmatch(column)), None)
-
-
-def _split(columns: Sequence[str], known: dict[str, list[str]], label: str) -> str:
-    for column in columns:
-        texts = {cell.lower() for cell in known[column]}
-        if column != label and SPLIT.fullmatch(column) and texts and texts <= SPLITS:
-            return column
-    return ""
-
-
-def patient_columns(columns: Iterable[str], label: str) -> list[str]:
-    """Those that may name the patient, a plain "id" last: beside another one it counts rows, visits or centres."""
-    found = [column for column in columns if column != label and PATIENT.fullmatch(column)]
-    return sorted(found, key=lambda column: column.lower() == "id")
-
-
-def _group(columns: Sequence[str], known: dict[str, list[str]], label: str, answers: Answers) -> str:
-    """The column that names the patient; "" for none."""
-    candidates = patient_columns(columns, label)
-    repeated = [column for column in candidates if len(set(known[column])) < len(known[column])]
-    if "group" not in answers.given and not candidates and not answers.prompt:
-        return ""
-    question = "Which column names the patient ('none' if every row is another patient)?"
-    chosen = answers.get("group", question, repeated[0] if repeated else "none", [*columns, "none"])
-    return "" if chosen == "none" else chosen
 
 
 def _features(

@@ -15,8 +15,8 @@ from pydantic import BaseModel, JsonValue
 
 from medpfl.core.errors import DataError, SiteFileError
 from medpfl.data.init.answers import Answers, Entry, Value
+from medpfl.data.init.splitting import FRACTIONS, are_splits, given_group, split_column
 from medpfl.data.paths import seen_below
-from medpfl.data.split_file import SPELLINGS
 from medpfl.data.volumes.datalist import other_field
 from medpfl.data.volumes.nifti import SUFFIXES as NIFTI
 from medpfl.data.volumes.nifti import stored_values
@@ -27,6 +27,8 @@ _TESTS = re.compile(r"(images?|imgs?|scans?)ts", re.IGNORECASE)
 """Folders of images that nnU-Net and the Decathlon keep apart, for which there may be no label maps."""
 CHANNEL = re.compile(r"_(\d{4})$")  # nnU-Net's channel number
 PATIENT = re.compile(r"(sub-[A-Za-z0-9]+|[A-Za-z]*\d+)(?=[_-])")
+_USUAL = "patient"
+"""The field of a datalist's items that says whose they are, if it is called as usual."""
 LOOKED = 20  # label maps that are read to find the values
 
 
@@ -58,17 +60,21 @@ def from_datalist(path: Path, shown: str, answers: Answers) -> list[Entry]:
             classes = {int(value): str(name) for value, name in named.items()}
         except ValueError:
             classes = None
-    items = [item for item in content.training if isinstance(item, dict) and isinstance(item.get("label"), str)]
-    usual = "patient"
-    group = other_field({"training": items}, usual) or (usual if any(usual in item for item in items) else None)
+    items, others = (_labelled(some) for some in (content.training, content.others()))
+    every = [*items, *others]
+    fields = list(dict.fromkeys(key for item in every for key in item))
+    known = {key: [str(item[key]) for item in every if key in item] for key in fields}
+    found = other_field({"training": [*every]}, _USUAL) or (_USUAL if _USUAL in known else "")
+    group = given_group(answers, found, fields)
     entries = [Entry("kind", "volumes"), Entry("datalist", shown, "used as it is")]
     if classes and sorted(classes) == list(range(len(classes))) and len(classes) > 1:
         entries.append(Entry("labels", classes, "taken from the datalist"))
     else:
         entries += labels_in([path.parent / str(item["label"]) for item in items], answers)
-    if not content.validation and not content.test and not content.testing:
-        entries.append(split_of(bool(group), group or usual))
-    return entries
+    split = "" if others else split_column({key: cells for key, cells in known.items() if len(cells) == len(every)})
+    if split or content.others():
+        return entries + _split_by(split, group if group or found else _USUAL)
+    return [*entries, split_of(group or (None if found else _USUAL), bool(group))]
 
 
 def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[Entry], str]:
@@ -80,7 +86,10 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
     """
     pairs = find_pairs(folder)
     splits = _splits(folder, pairs)
-    patients = _patients(folder, pairs, answers, behind=bool(splits))
+    grouped = given_group(answers, _USUAL)
+    patients = _patients(folder, pairs, answers, behind=bool(splits)) if grouped else [""] * len(pairs)
+    if grouped and "patient" not in answers.given:
+        patients = _by_headers(pairs, patients)
     items: list[Listed] = []
     for pair, patient, split in zip(pairs, patients, splits or [""] * len(pairs), strict=True):
         images = [shown(image, datalist.parent) for image in pair.images]
@@ -97,9 +106,13 @@ def from_folder(folder: Path, datalist: Path, answers: Answers) -> tuple[list[En
         Entry("kind", "volumes"),
         Entry("datalist", datalist.name, f"written from {folder}: {len(items)} images with label maps{left}"),
         *labels_in([pair.label for pair in pairs], answers),
-        Entry("split", {"column": "split"}, "the folders say it") if splits else split_of(any(patients)),
+        Entry("split", {"column": "split"}, "the folders say it") if splits else split_of(_USUAL, any(patients)),
     ]
     return entries, json.dumps({"training": items}, indent=1) + "\n"
+
+
+def _labelled(items: Sequence[JsonValue]) -> list[dict[str, JsonValue]]:
+    return [item for item in items if isinstance(item, dict) and isinstance(item.get("label"), str)]
 
 
 def shown(path: Path, base: Path) -> str:
@@ -116,6 +129,11 @@ class Datalist(BaseModel):
     test: JsonValue = None
     testing: JsonValue = None
     labels: JsonValue = None
+
+    def others(self) -> list[JsonValue]:
+        """The items of the other lists, of which the Decathlon's own have no labels."""
+        lists = (self.validation, self.test, self.testing)
+        return [item for some in lists if isinstance(some, list) for item in some]
 
 
 def read_datalist(path: Path) -> Datalist | None:
@@ -236,7 +254,7 @@ def _is_side(part: str) -> bool:
 def _splits(folder: Path, pairs: Sequence[Pair]) -> list[str]:
     """Each pair's split, where the outermost folders are called train, test and the like; empty where they are not."""
     found = [next(iter(_folders(folder, pair)), "").lower() for pair in pairs]
-    return found if {"train", "test"} <= {SPELLINGS.get(name) for name in found} <= set(SPELLINGS.values()) else []
+    return found if are_splits(found) else []
 
 
 def _folders(folder: Path, pair: Pair) -> list[str]:
@@ -254,6 +272,8 @@ def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers, behind: boo
     given = answers.given.get("patient")
     paths = [pair.images[0].relative_to(folder) for pair in pairs]
     folders = [_folders(folder, pair)[behind:] for pair in pairs]
+    while all(folders) and len({parts[0] for parts in folders}) == 1:  # which names nobody
+        folders = [parts[1:] for parts in folders]
     guess = "file"
     if given is None and len({tuple(parts) for parts in folders}) > 1 and all(folders):
         if len({parts[0] for parts in folders}) == len({tuple(parts) for parts in folders}):
@@ -263,6 +283,8 @@ def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers, behind: boo
         sides = {path.parts.index(parts[0]) for path, parts in zip(paths, folders, strict=True)}
         guess = f"^{'[^/]+/' * sides.pop()}([^/]+)" if len(sides) == 1 else guess
     names = [PATIENT.match(path.name) for path in paths]
+    if given is None and any(folders) and not all(folders):  # some lie beside the patients' folders
+        return [parts[0] if parts else name[1] if name else "" for parts, name in zip(folders, names, strict=True)]
     if given is None and guess == "file" and all(names):
         return [match[1] for match in names if match]
     question = (
@@ -280,6 +302,17 @@ def _patients(folder: Path, pairs: Sequence[Pair], answers: Answers, behind: boo
         if match is None:
             raise SiteFileError(f"--patient: '{answer}' is not found in '{path.as_posix()}'")
     return [match[match.lastindex or 0] for match in found if match]
+
+
+def _by_headers(pairs: Sequence[Pair], patients: list[str]) -> list[str]:
+    """Each pair's patient by DICOM's PatientID, as a number, where it is the same of what passed for several; else as
+    it was. One that all have, as some programs write it, says nothing."""
+    from medpfl.data.volumes.dicom import patient_of
+
+    found = [patient_of(pair.images[0]) for pair in pairs]
+    numbers = {one: str(number) for number, one in enumerate(dict.fromkeys(found), start=1)}
+    passed = {patient or str(place) for place, patient in enumerate(patients)}
+    return [numbers[one] for one in found] if all(found) and 1 < len(numbers) < len(passed) else patients
 
 
 def labels_in(files: Sequence[Path], answers: Answers) -> list[Entry]:
@@ -331,8 +364,13 @@ def label_entries(values: Sequence[int], comment: str, answers: Answers) -> list
     return entries
 
 
-def split_of(grouped: bool, group: str = "patient") -> Entry:
-    """``split``; ``grouped``: whether items name their patient, in the field ``group``."""
-    fractions = {"train": 0.6, "validation": 0.2, "test": 0.2}
-    comment = "scans of one patient stay together" if grouped else "every scan counts as another patient"
-    return Entry("split", {"group": group, "seed": 0, "fractions": fractions}, comment)
+def split_of(group: str | None, grouped: bool = True) -> Entry:
+    """``split``, drawn. ``group``: the field that names the patient; ``grouped``: whether items have it."""
+    comment = "scans of one patient stay together" if group and grouped else "every scan counts as another patient"
+    return Entry("split", {"group": group, "seed": 0, "fractions": FRACTIONS}, comment)
+
+
+def _split_by(column: str, group: str) -> list[Entry]:
+    """``split`` by the datalist's lists or a field of its items; nothing where it is what would be taken anyhow."""
+    named = {**({"column": column} if column else {}), **({"group": group or None} if group != _USUAL else {})}
+    return [Entry("split", named, "the datalist says it")] if named else []

@@ -94,6 +94,8 @@ def _look_at_file(file: Path, base: Path, answers: Answers) -> list[Entry]:
         if volumes.read_datalist(file) is None:
             raise SiteFileError(f"{file}: expected a Decathlon datalist with a list 'training'")
         return volumes.from_datalist(file, shown, answers)
+    if file.suffix.lower() in tables.SUFFIXES and answers.given.get("kind") == "recording":
+        return recordings.describe(file.parent, volumes.shown(file.parent, base), [file], answers)
     if file.suffix.lower() in tables.SUFFIXES:
         return tables.describe([file], [shown], answers)
     known = ", ".join((*tables.SUFFIXES, ".npz", ".json"))

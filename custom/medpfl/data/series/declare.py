@@ -15,6 +15,7 @@ from medpfl.data.cells import Cells, shown_names
 from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Problems
 from medpfl.data.outcome import KEYS, Answer, Answered, tensor_of
+from medpfl.data.owners import Owners, of_names, of_recordings
 from medpfl.data.patterns import Patterns, find_files, placeholders
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.rows import Rows
@@ -97,6 +98,15 @@ class Series(Answered, Cells, Dataset):
     def cases(self, problems: Problems) -> Listing:
         """All windows. Raises DataError if a file cannot be read at all, whatever ``problems`` keeps."""
         return self._plan(problems).listing()
+
+    def owners(self) -> Owners:
+        """None where the recordings are cut by time, which knows no group."""
+        if self.split.time:
+            return
+        yield from of_names(self._folder, self.files)
+        if self.channels:
+            found = find_files(self._folder, self.files, Problems(keep=True))
+            yield from of_recordings([file.path for file in found], self)
 
     def read(self, case: "WindowCase") -> Item:
         """One window: C x length as in the file, NaN where a sample is missing."""
@@ -258,7 +268,7 @@ def _planned(dataset: Series, problems: Problems) -> _Plan:
     plan = _Plan(store.finish(), everywhere, by_split, length, step, dataset.window is None, budget)
     for mine in by_split.values():
         mine[:] = [run for run in mine if _complete(dataset, plan, run, problems)]
-    check_listing(plan.listing(), source, problems)
+    check_listing(plan.listing(), source, problems, apart=not dataset.split.time)
     return plan
 
 
@@ -316,7 +326,7 @@ def _split(dataset: Series, runs: list[_Run], source: str, problems: Problems) -
     groups = [run.group for run in runs]
     drawn = not (rule.column or rule.file)
     if drawn and len(set(groups)) < len(rule.fractions) and (runs or not problems.found):
-        mend = "" if dataset.inputs else "; 'split: {time: true}' cuts by time instead"
+        mend = "; 'split: {time: true}' cuts by time instead" if dataset.label and not dataset.inputs else ""
         problems.add(
             f"{source}: {len(set(groups))} recordings or groups cannot be cut into {len(rule.fractions)} splits "
             f"({', '.join(rule.fractions)}){mend}"
@@ -340,8 +350,7 @@ def _cut_in_time(runs: list[_Run], fractions: Mapping[Any, float]) -> dict[str, 
                 first, last = max(passed, start), min(passed + run.count, end)
                 if first < last:
                     place = run.first + first - passed
-                    part = replace(run, first=place, count=last - first, group=f"{run.recording}, step {place}")
-                    cut[split].append(part)
+                    cut[split].append(replace(run, first=place, count=last - first))
             passed += run.count
     return cut
 

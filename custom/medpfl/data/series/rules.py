@@ -36,7 +36,8 @@ class SeriesLabel(LabelColumn):
 class SeriesSplit(SplitRule):
     """``time``: of each class, the first steps train, the next validate and the last test, in the order of files and
     rows: for a hospital with a single subject. Windows of two splits share no sample, but neighbours in time are
-    alike, so results are better than on a new subject."""
+    alike, so results are better than on a new subject. A recording counts as one patient, however many windows it
+    has."""
 
     time: bool = False
 

@@ -18,6 +18,7 @@ from medpfl.data.contract import Case, Dataset, Item, Listing
 from medpfl.data.declared import SPLITS, Problems, SplitRule, canonical
 from medpfl.data.numbers import not_known
 from medpfl.data.outcome import KEYS, Answer, Answered, Value, strata
+from medpfl.data.owners import Owners, of_tables
 from medpfl.data.preparation import Preparation, Spec
 from medpfl.data.samples import Samples, SiteData, to_tensor
 from medpfl.data.splits import Groups, check_listing, choose
@@ -121,6 +122,9 @@ class Table(Answered, Cells, Described, Dataset):
                 for column, told in found.items():
                     told.update(zip(rows, frame[column].fillna(""), strict=True))
         return found
+
+    def owners(self) -> Owners:
+        return of_tables([self._folder / file for file in self.files], self)
 
     def read(self, case: "RowCase") -> Item:
         """One row: F values as numbers, categories one-hot, before imputing and standardising (NaN: missing)."""

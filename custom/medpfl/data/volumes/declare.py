@@ -374,7 +374,7 @@ class Volumes(LabelMap, Described, Dataset):
             image, label = self.prepared(case, spec)
             return {"image": image, "label": label}
 
-        kept = cache.get(files, self._how(spec, case), prepare)
+        kept = cache.get(files, self._how(spec, case), prepare, [type(self), type(spec.intensity)])
         return kept["image"], kept["label"]
 
     def _how(self, spec: Spec, case: VolumeCase) -> How:

@@ -35,6 +35,16 @@ def dicom_file(path: Path) -> Path | None:
     return files[0] if len(files) == 1 else None
 
 
+def patient_of(path: Path) -> str:
+    """The PatientID of a series' first file; "" where there is none, or the path is no DICOM.
+
+    Raises:
+        DataError: the file is one of those that are not read.
+    """
+    files = _files(path) if path.is_dir() else [path] if path.suffix.lower() == ".dcm" else []
+    return str(check_size(files[:1])[0][1].get("PatientID") or "").strip() if files else ""
+
+
 @dataclass(frozen=True)
 class _Slice:
     """What a file of a series says of itself: ``place``, ``turned`` and ``spacing`` in mm, as DICOM has them."""

@@ -160,14 +160,15 @@ def check_scored(policy: Policy, data: SiteData) -> None:
     for split in ("validation", "test"):
         samples = data.splits[split]
         known = samples.known  # a case without any label is in no score
-        for count, what in (
-            (int(known.sum()), "scored cases"),
-            (len(set(samples.patients[known].tolist())), "patients or recordings whose cases are scored"),
+        alone = "; a hospital whose only recording is cut by time says 'least_scored: 1' in its own policy"
+        for count, what, mend in (
+            (int(known.sum()), "scored cases", ""),
+            (len(set(samples.patients[known].tolist())), "patients or recordings whose cases are scored", alone),
         ):
             if 0 < count < policy.least_scored:
                 raise PolicyRefused(
                     f"this hospital's policy ('least_scored') asks for at least {policy.least_scored} {what}, and its "
-                    f"{split} split has fewer"
+                    f"{split} split has fewer{mend}"
                 )
 
 
