@@ -67,6 +67,30 @@ def test_a_name_that_is_not_in_utf8(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_no_name_of_a_case_is_a_formula(tmp_path: Path) -> None:
+    """A file that a hospital was given may be called so, and its staff opens predictions.csv in a spreadsheet."""
+    names = ["=HYPERLINK(1)", "+a", "-1", "@SUM(A1)", "plain"]
+    for name in names:
+        write_image(tmp_path / "new" / f"{name}.png")
+    model = untrained({"kind": "images", "channels": 1}, ["background", "lesion"])
+    done = predict(model, tmp_path / "new", tmp_path / "out")
+    assert sorted(str(row["case"]) for row in done.rows) == sorted(names)
+    with done.file.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["case"] for row in rows) == ["'+a", "'=HYPERLINK(1)", "'@SUM(A1)", "-1", "plain"]
+    assert sorted(as_it_was(row["case"]) for row in rows) == sorted(names)
+    assert not [cell for row in rows for cell in row.values() if cell[:1] in ("=", "+", "@")]
+
+
+def test_signs_and_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    """Classes are called so."""
+    for text in ("+", "-", "-1", "+0.5", "a=b", "'quoted", ""):
+        assert as_it_was(text) == text
+    path = tmp_path / "cases.csv"
+    write_cases(path, Evaluation({}, [{"case": "=1+1", "predicted": "+", "p": -0.5}]))
+    assert path.read_text().splitlines() == ["case,predicted,p", "'=1+1,+,-0.5"]
+
+
 def test_probabilities_and_a_volume_of_their_name(tmp_path: Path) -> None:
     for name in ("a", "a_probabilities"):
         write_volume(tmp_path / "new" / f"{name}.nii.gz")
@@ -157,27 +181,3 @@ def test_white_is_the_structure_only_where_there_is_one(tmp_path: Path) -> None:
     assert "dice" in predict(one, tmp_path / "new", tmp_path / "out", labels=tmp_path / "labels").rows[0]
     with pytest.raises(DataError, match="expected the classes' numbers 0 to 2, got 255"):
         predict(two, tmp_path / "new", tmp_path / "other", labels=tmp_path / "labels")
-
-
-def test_no_name_of_a_case_is_a_formula(tmp_path: Path) -> None:
-    """A file that a hospital was given may be called so, and its staff opens predictions.csv in a spreadsheet."""
-    names = ["=HYPERLINK(1)", "+a", "-1", "@SUM(A1)", "plain"]
-    for name in names:
-        write_image(tmp_path / "new" / f"{name}.png")
-    model = untrained({"kind": "images", "channels": 1}, ["background", "lesion"])
-    done = predict(model, tmp_path / "new", tmp_path / "out")
-    assert sorted(str(row["case"]) for row in done.rows) == sorted(names)
-    with done.file.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert sorted(row["case"] for row in rows) == ["'+a", "'=HYPERLINK(1)", "'@SUM(A1)", "-1", "plain"]
-    assert sorted(as_it_was(row["case"]) for row in rows) == sorted(names)
-    assert not [cell for row in rows for cell in row.values() if cell[:1] in ("=", "+", "@")]
-
-
-def test_signs_and_numbers_stay_as_they_are(tmp_path: Path) -> None:
-    """Classes are called so."""
-    for text in ("+", "-", "-1", "+0.5", "a=b", "'quoted", ""):
-        assert as_it_was(text) == text
-    path = tmp_path / "cases.csv"
-    write_cases(path, Evaluation({}, [{"case": "=1+1", "predicted": "+", "p": -0.5}]))
-    assert path.read_text().splitlines() == ["case,predicted,p", "'=1+1,+,-0.5"]
