@@ -63,6 +63,14 @@ def test_a_disk_that_is_full_when_many_files_are_copied(
     assert "medpfl: cannot write kit/a: [Errno 28] No space left on device" in refusal(capfd, "licences")
 
 
+@pytest.mark.parametrize("verb", ["report", "bundle import", "site doctor", "check-data", "check-job"])
+def test_a_place_that_cannot_be_looked_at(capfd: pytest.CaptureFixture[str], verb: str, tmp_path: Path) -> None:
+    """A folder that this account may not enter ended so, too; root may enter all of them."""
+    more = ["--out", tmp_path / "out.safetensors"] if verb == "bundle import" else []
+    said = refusal(capfd, *verb.split(), "x" * 300, *more)
+    assert "medpfl: cannot use" in said and said.rstrip().endswith(": File name too long")
+
+
 def test_a_text(taken: Path) -> None:
     for path in (taken / "page.html", taken.parent):
         with pytest.raises(MedPFLError, match=f"cannot write {path}"):

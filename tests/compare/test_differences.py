@@ -49,7 +49,7 @@ def test_report(make_job: Callable[..., Job], table_sites: dict[str, Path], tmp_
     assert summary["panels"] == [{"kind": "graph", "slot": "personal", "edges": edges}]
     page = write_report(results).read_text()
     assert "2 edges of the network" in page and "deviation of weights" in page
-    boxes = sdwd_of_slots(results)
+    boxes = sdwd_of_slots(results, summary["slots"])
     assert list(boxes) == ["personal"]  # the others are the same everywhere
     slots = found["slots"]["personal"]
     keys = sorted({name.partition("::")[2] for name in slots})

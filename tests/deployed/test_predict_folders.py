@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of new cases as hospitals have them: no case is left out, hidden, or written over another one's."""
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -15,11 +16,14 @@ from dicom_frames import write_frames
 from dicom_series import affine_of, write_series
 from medpfl.component import spec_of
 from medpfl.core.errors import DataError
+from medpfl.core.formulas import as_it_was
 from medpfl.data.volumes.new import find_volumes
+from medpfl.deployed.evaluate import write_cases
 from medpfl.deployed.model_file import Deployed, History, ModelMeta, Recipe, build_networks
 from medpfl.deployed.predict import predict
 from medpfl.methods.local import Local
 from medpfl.models.unet import UNet
+from medpfl.tasks.contract import Evaluation
 from medpfl.tasks.segmentation import Segmentation
 
 RNG = np.random.default_rng(0)
@@ -61,6 +65,30 @@ def test_a_name_that_is_not_in_utf8(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^M\\udcfcller: the name is not in UTF-8; rename the file"):
         predict(model, tmp_path / "new", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_no_name_of_a_case_is_a_formula(tmp_path: Path) -> None:
+    """A file that a hospital was given may be called so, and its staff opens predictions.csv in a spreadsheet."""
+    names = ["=HYPERLINK(1)", "+a", "-1", "@SUM(A1)", "plain"]
+    for name in names:
+        write_image(tmp_path / "new" / f"{name}.png")
+    model = untrained({"kind": "images", "channels": 1}, ["background", "lesion"])
+    done = predict(model, tmp_path / "new", tmp_path / "out")
+    assert sorted(str(row["case"]) for row in done.rows) == sorted(names)
+    with done.file.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["case"] for row in rows) == ["'+a", "'=HYPERLINK(1)", "'@SUM(A1)", "-1", "plain"]
+    assert sorted(as_it_was(row["case"]) for row in rows) == sorted(names)
+    assert not [cell for row in rows for cell in row.values() if cell[:1] in ("=", "+", "@")]
+
+
+def test_signs_and_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    """Classes are called so."""
+    for text in ("+", "-", "-1", "+0.5", "a=b", "'quoted", ""):
+        assert as_it_was(text) == text
+    path = tmp_path / "cases.csv"
+    write_cases(path, Evaluation({}, [{"case": "=1+1", "predicted": "+", "p": -0.5}]))
+    assert path.read_text().splitlines() == ["case,predicted,p", "'=1+1,+,-0.5"]
 
 
 def test_probabilities_and_a_volume_of_their_name(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A federation of this machine: which processes it ends, and where it can run. Jobs on it are in tests/poc."""
 
+import errno
+import os
 import resource
 import shutil
 import subprocess
@@ -16,7 +18,7 @@ from nvflare.fuel.flare_api.api_spec import InternalError, NoConnection
 from medpfl.core.errors import MedPFLError
 from medpfl.flare.hospitals import HospitalFederation
 from medpfl.flare.poc import Federation
-from medpfl.flare.running import _collect
+from medpfl.flare.running import _collect, check_targets
 from small_jobs import small_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,3 +133,67 @@ def test_results_that_have_no_room_are_one_sentence(tmp_path: Path, there: bool)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in target.parent.iterdir()] == (["small"] if there else [])
+
+
+def left_at_the_server(tmp_path: Path) -> Any:
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "summary.json").write_text("new")
+    return SimpleNamespace(download=lambda job_id: tmp_path / "server", sites=[])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_results_go_where_a_link_leads(there: bool, tmp_path: Path) -> None:
+    """To a larger disk, say: the link was in the way, and the new results were removed, after hours of training."""
+    disk, target = tmp_path / "disk" / "small", tmp_path / "results" / "small"
+    (disk if there else disk.parent).mkdir(parents=True)
+    if there:
+        (disk / "summary.json").write_text("of before")
+        (disk / "elsewhere").symlink_to(tmp_path / "kept")
+        (tmp_path / "kept").mkdir()
+        (tmp_path / "kept" / "file").write_text("kept")
+    target.parent.mkdir()
+    target.symlink_to(disk)
+    _collect(left_at_the_server(tmp_path), small_job(), "1", target)
+    assert target.is_symlink() and (target / "summary.json").read_text() == "new"
+    assert [path.name for path in disk.parent.iterdir()] == ["small"] and [path.name for path in disk.iterdir()] == [
+        "summary.json"
+    ]
+    assert not there or (tmp_path / "kept" / "file").read_text() == "kept"
+
+
+def test_results_that_cannot_take_the_place_of_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the old ones were removed before, and then all of the new ones."""
+    target = tmp_path / "results" / "small"
+    target.mkdir(parents=True)
+    (target / "summary.json").write_text("of before")
+    rename = Path.rename
+
+    def busy(path: Path, other: Path) -> Path:
+        if other == target and path.name.endswith(f"-{os.getpid()}"):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return rename(path, other)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(MedPFLError, match=r"cannot be written to .*: Device or resource busy; they lie in ") as raised:
+        _collect(left_at_the_server(tmp_path), small_job(), "1", target)
+    assert (target / "summary.json").read_text() == "of before"
+    assert (Path(str(raised.value).rpartition("they lie in ")[2]) / "summary.json").read_text() == "new"
+
+
+def test_two_jobs_of_one_name_are_refused(tmp_path: Path) -> None:
+    """The second one's results took the place of the first one's, and its hospitals went on with the first's state."""
+    with pytest.raises(MedPFLError, match=r"one and .*two are both named 'small'"):
+        check_targets(tmp_path / "results", {tmp_path / "one": small_job(), tmp_path / "two": small_job()})
+
+
+@pytest.mark.parametrize("held", ["meta.json", "summary.json", None])
+def test_what_is_no_results_folder_is_not_replaced(held: str | None, tmp_path: Path) -> None:
+    """With --results jobs, say: the job folder itself was removed."""
+    (tmp_path / "small").mkdir()
+    if held:
+        (tmp_path / "small" / held).write_text("")
+    if held != "meta.json":
+        check_targets(tmp_path, {tmp_path / "job": small_job()})
+        return
+    with pytest.raises(MedPFLError, match="small holds something else than a job's results"):
+        check_targets(tmp_path, {tmp_path / "job": small_job()})

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """deploy/: images, compose file, units and FLARE's runtime files name what is there, and FLARE takes its own."""
 
+import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -180,3 +182,29 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     shutil.copy(DEPLOY / "systemd" / "medpfl@.service", unit)
     done = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_slurm_script_tells_the_site_that_its_time_is_over(told: bool, tmp_path: Path) -> None:
+    """Slurm tells what srun began, unless the signal is the batch script's ("B:"): nobody was told."""
+    script = DEPLOY / "slurm" / "site.sbatch"
+    assert "#SBATCH --signal=B:TERM@120" in script.read_text()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "bin" / "medpfl").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "medpfl").chmod(0o755)
+    waits = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('ended') or 7))"
+    then = "print('runs', flush=True); time.sleep(20)" if told else "sys.exit(3)"
+    site = f"start() {{ exec {shlex.quote(sys.executable)} -c {shlex.quote(f'{waits}; {then}')}; }}; start & wait $!\n"
+    (tmp_path / "startup" / "sub_start.sh").write_text(site)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        ["bash", script, tmp_path], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True
+    ) as batch:
+        assert batch.stdout is not None
+        if told:
+            assert batch.stdout.readline() == "runs\n"
+            batch.terminate()
+        said = batch.stdout.read()  # ends when the site's processes have
+    assert (said, batch.returncode != 0) == ("ended\n" if told else "", True)
+    assert told or batch.returncode == 3

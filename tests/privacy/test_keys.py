@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from medpfl import store
@@ -51,3 +52,13 @@ def test_a_file_that_is_not_for_its_owner_alone_or_no_key(tmp_path: Path) -> Non
     (tmp_path / "model.key").chmod(0o600)
     with pytest.raises(MedPFLError, match="no key of 'medpfl keys make'"):
         read_key(tmp_path / "model.key")
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
+def test_a_key_of_numbers_that_are_no_bytes(kind: torch.dtype, tmp_path: Path) -> None:
+    """bfloat16 ended 'medpfl keys show' with a TypeError."""
+    path, _ = make_key(tmp_path)
+    store.save(path, {"key": torch.zeros(100).to(kind)}, store.read(path)[1])
+    path.chmod(0o600)
+    with pytest.raises(MedPFLError, match="no key of 'medpfl keys make'"):
+        read_key(path)

@@ -124,6 +124,13 @@ def test_so_many_patients_show_a_difference_four_times_in_five() -> None:
     assert patients_needed(found.model_copy(update={"gain": 0.0})) is None
 
 
+@pytest.mark.parametrize("gain", [5e-324, 1e-300, 1e-160])
+@pytest.mark.parametrize("reach", [0.1, 1e100])
+def test_a_gain_next_to_nothing_needs_no_number_of_patients(gain: float, reach: float) -> None:
+    """What a hospital says, and the report that ends a job is made of it: beyond all numbers, it ended the job."""
+    assert patients_needed(Certainty(patients=8, interval=(0, 1), gain=gain, gained=(-reach, reach))) is None
+
+
 @pytest.mark.parametrize("patients", [8, 15, 40])
 def test_of_few_patients_as_many_are_needed_as_of_many(patients: int) -> None:
     """Their interval is wider than 1.96 errors to either side, for which it was taken: of 8 a third too many."""

@@ -43,3 +43,19 @@ def test_nothing_is_written_that_is_not_drawn() -> None:
     assert "<!--" not in text and "<metadata" not in text
     named, meant = set(re.findall(r' id="([^"]*)"', text)), set(re.findall(r'(?:url\(#|href="#)([^")]+)', text))
     assert named and named == meant  # tick marks and clip paths
+
+
+@pytest.mark.parametrize(
+    "name",
+    ['a style="x}body{display:none"', 'a d="1.23456"', 'a id="b"', "a font-family: 'DejaVu Sans', b, sans-serif"],
+)
+def test_a_name_is_text_whatever_it_looks_like(name: str) -> None:
+    """A hospital's with a style became a rule of the whole page, which could hide figures or load an address."""
+    figure = Figure(figsize=(3, 2))
+    axes = figure.add_subplot()
+    axes.set_title(name)
+    axes.set_xlabel(name)
+    text = svg_text(figure)
+    found = [(one.tag.rpartition("}")[2], "".join(one.itertext())) for one in ElementTree.fromstring(text).iter()]
+    assert found.count(("text", name)) == 2
+    assert not any("display" in words for tag, words in found if tag == "style")

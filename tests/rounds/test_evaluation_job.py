@@ -307,8 +307,8 @@ def _model(folder: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any]
         store.save(path, tensors, meta)
 
 
-HISTORY = {"job": "j", "site": "berta", "model": "m", "choice": "best", "round": 1, "cases": {}, "samples_by_class": {},
-           "test": {}, "calibration": None, "preparation": {}}  # fmt: skip
+HISTORY = {"job": "j", "site": "berta", "model": "m", "choice": "best", "round": 1, "cases": {"test": 8},
+           "samples_by_class": {}, "test": {}, "calibration": None, "preparation": {}}  # fmt: skip
 BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: (f / "app" / "config" / MODEL_FILE).unlink(), "cannot read"),
     (lambda f: (f / "app" / "config" / MODEL_FILE).write_bytes(b"12345678"), "cannot read"),

@@ -276,3 +276,21 @@ def test_a_line_that_names_another_hospital_is_refused(
     tests = read_training(tmp_path / "r").test
     assert {line.site for line in tests} == {"berta", "clara", "dora"}
     assert all(line.metrics["accuracy"] for line in tests if line.site == "berta")
+
+
+@pytest.mark.slow
+def test_a_gain_next_to_nothing_ends_no_job(make_job: Make, table_sites: dict[str, Path], tmp_path: Path) -> None:
+    """Within its range, so it is no odd answer; how many patients would show it is beyond all numbers."""
+
+    def attack(site: str, asked: Message[Any], honest: Shareable) -> Shareable:
+        if site != "anna" or asked.header.task != "finish":
+            return honest
+        told = content(honest)
+        sure = {"patients": 8, "interval": [0.5, 0.7], "gain": 1e-300, "gained": [-0.1, 0.1]}
+        metrics = [{**line, "certainty": None if line["model"] == "local" else sure} for line in told["metrics"]]
+        test = next(line for line in metrics if (line["model"], line["choice"]) == ("personal", "best"))
+        return saying(honest, metrics=metrics, chosen={"test": test})
+
+    coordinator, _ = attacked(make_job(rounds=1), table_sites, tmp_path, attack)
+    assert not told_of(coordinator, "anna") and read_training(tmp_path / "r").chosen["anna"].test.model == "personal"
+    assert (tmp_path / "r" / "report.html").is_file()

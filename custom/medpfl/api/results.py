@@ -72,7 +72,7 @@ class JobResult:
         order of ``summary.roster``. Empty where nothing was mixed."""
         found: dict[str, dict[int, NDArray[np.float64]]] = {}
         if isinstance(self.summary, TrainingSummary):
-            for name, matrix in read_mixing(self.folder).items():
+            for name, matrix in read_mixing(self.folder, len(self.summary.roster)).items():
                 slot, _, number = name.rpartition("/")
                 found.setdefault(slot, {})[int(number)] = matrix
         return found
@@ -97,7 +97,7 @@ class JobResult:
 
         with plain_text():
             drawn = {"curves": curves(self.summary, read_lines(self.folder))}
-            matrices = read_mixing(self.folder) if self.mixing else {}
+            matrices = read_mixing(self.folder, len(self.summary.roster)) if self.mixing else {}
             drawn |= {f"mixing of {one['slot']}": one["svg"] for one in heatmaps(self.summary, matrices)}
         return {name: Svg(text) for name, text in drawn.items() if text}
 

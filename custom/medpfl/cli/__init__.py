@@ -32,6 +32,8 @@ app.command()(leave_one_out)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Nothing more can be written: the disk, the account's share of it or the longest file that is allowed."""
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+"""What is named cannot be looked at, read or written by this account, or by anybody."""
 
 
 def _print_version(asked: bool) -> None:
@@ -60,7 +62,7 @@ def licences() -> None:
 
 def main() -> None:
     """Entry point: a MedPFLError is one sentence on stderr and exit code 1, never a traceback;
-    so is a full disk, also where what is printed goes into a file.
+    so are a full disk, also where what is printed goes into a file, and a place where this account may not go.
 
     A kill (SIGTERM, of a cluster's scheduler, say) and a terminal that is closed (SIGHUP) end a command as Ctrl-C does:
     processes that it began and copies of data that it made go with it."""
@@ -80,6 +82,9 @@ def main() -> None:
         why, what = reason_of(error), error.filename or "what the command prints"
         if isinstance(error, shutil.Error) and any(os.strerror(number) in why for number in FULL):
             what = error.args[0][0][1]
+        elif error.errno in REFUSED and error.filename is not None:
+            Terminal(stderr=True).print(f"medpfl: cannot use {what}: {why}", markup=False, soft_wrap=True)
+            sys.exit(1)
         elif error.errno not in FULL:
             raise
         Terminal(stderr=True).print(f"medpfl: cannot write {what}: {why}", markup=False, soft_wrap=True)

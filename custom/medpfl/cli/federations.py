@@ -69,11 +69,12 @@ def poc_run(
     Without a JOB: fedsm_phantom, which generates its own data."""
     from medpfl.bundle import find_job
     from medpfl.flare.poc import Federation
-    from medpfl.flare.running import check_writable, classes_to_allow, hospitals_of, keep_up, run_job
+    from medpfl.flare.running import check_targets, check_writable, classes_to_allow, hospitals_of, keep_up, run_job
     from medpfl.job import load_job
 
     jobs = {find_job(name): load_job(find_job(name)) for name in names or [DEFAULT_JOB]}
     check_writable(results)
+    check_targets(results, jobs)
     groups: dict[tuple[Path, tuple[str, ...]], list[Path]] = {}
     for folder, job in jobs.items():
         site_files, hospitals = hospitals_of(job, sites)
@@ -104,12 +105,13 @@ def poc_hospitals(
     from medpfl.bundle import find_bundle, find_job
     from medpfl.data.site_file import load_site_file
     from medpfl.flare.hospitals import HospitalFederation, check_named
-    from medpfl.flare.running import check_writable, classes_to_allow, hospitals_of, keep_up, run_job
+    from medpfl.flare.running import check_targets, check_writable, classes_to_allow, hospitals_of, keep_up, run_job
     from medpfl.job import load_job
 
     folder = find_job(name)
     job = load_job(folder)
     check_writable(results)
+    check_targets(results, {folder: job})
     site_files, hospitals = hospitals_of(job, sites)
     for site in hospitals:  # their paths are written anew into each kit
         load_site_file(site_files, site)

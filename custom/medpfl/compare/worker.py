@@ -177,7 +177,7 @@ def run(order: Order, folder: Path) -> SearchRun | TrainedRun | UnseenRun:
         rows=rows,
         bytes=_bytes(folder, bool(entry.codecs)),
         ratio=_ratio(folder) if entry.codecs else None,
-        sdwd=sdwd_of_slots(folder / "results"),
+        sdwd=sdwd_of_slots(folder / "results", summary.slots),
         seconds=_seconds(folder),
         mixing=_mixing(folder),
         privacy=summary.privacy,

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import JsonValue
+from pydantic import JsonValue, model_validator
 
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import Strict
@@ -120,6 +120,13 @@ class Preparation(Strict, ABC):
 
     form: ClassVar[str]
     kind: str
+
+    @model_validator(mode="after")
+    def _of_each_a_mean_and_a_scale(self) -> Self:
+        mean, scale = self.standardised() or ([], [])
+        if len(mean) != len(scale) or not all(map(math.isfinite, [*mean, *scale])) or 0 in scale:
+            raise ValueError("expected a mean of each feature or channel, and a scale that is not 0")
+        return self
 
     @abstractmethod
     def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:

@@ -8,6 +8,7 @@ are read.
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from medpfl.core.errors import ConfigError, DataError, MedPFLError
 from medpfl.core.sizes import Bounded
 from medpfl.core.tied import own_state
 from medpfl.data.site_file import CHECKPOINT
-from medpfl.data.untrusted import check_member, load_yaml
+from medpfl.data.untrusted import load_yaml
 from medpfl.deployed.bundle_table import Known, arguments, known
 from medpfl.models.contract import Architecture
 
@@ -36,6 +37,11 @@ _LONGEST = 2**24
 """Bytes of a configuration."""
 _SPARE = 2**24
 """Entries that the network may have beyond those of the weights."""
+_UNREADABLE = (
+    OSError, zipfile.BadZipFile, zlib.error, UnpicklingError, RuntimeError, ValueError, EOFError, LookupError,
+    TypeError, AttributeError, ArithmeticError, AssertionError, ImportError, MemoryError,
+)  # fmt: skip
+"""What torch's reader raises of a pickle that is none."""
 _TOLD = ("_desc_",)
 _DROPPED = ("skip_layers.", "heads.")
 """What MONAI's DynUNet lists a second time."""
@@ -72,9 +78,13 @@ def import_bundle(folder: Path, target: Path) -> Imported:
         given = {key: _plain(config.content, key, value) for key, value in definition.items() if key != "_target_"}
         given = {key: value for key, value in given.items() if key not in _TOLD}
         axes, channels, outputs = (_number(name, {**found.usual, **given}, key) for key in found.plain)
+        if axes not in (2, 3):
+            raise ConfigError(f"{name}'s '{found.plain[0]}' must be 2 or 3, got {axes}")
         architecture = construct(found.kind, arguments(name, found, given), name)
     except ConfigError as error:
         raise MedPFLError(f"{config.path}: the network: {error}") from error
+    except RecursionError as error:
+        raise MedPFLError(f"{config.path}: the network: it is nested too deeply") from error
     weights = _weights(folder)
     try:
         network = _built(architecture, axes, channels, outputs, given, weights)
@@ -150,7 +160,7 @@ def _plain(content: Mapping[str, JsonValue], key: str, value: JsonValue) -> Json
 def _referred(content: Mapping[str, JsonValue], key: str, value: str) -> JsonValue:
     found: JsonValue = dict(content)
     for part in value[1:].replace("::", "#").split("#"):
-        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+        if isinstance(found, list) and part.isdecimal() and len(part) < 10 and int(part) < len(found):
             found = found[int(part)]
         elif isinstance(found, dict) and part in found:
             found = found[part]
@@ -196,12 +206,16 @@ def _pickled(path: Path) -> dict[str, Tensor]:
     """Tensors alone: torch's restricted reader refuses whatever else a pickle names."""
     try:
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                check_member(path, member)
+            whole, size = sum(member.file_size for member in archive.infolist()), path.stat().st_size
+            if whole > size:  # compressed, or one content under several names
+                told = f"has {size} bytes and would become {whole}; torch writes weights as they are"
+                raise DataError(f"cannot read {path}: it {told}")
+            if damaged := archive.testzip():  # torch does not look at checksums
+                raise DataError(f"cannot read {path}: what it holds under '{damaged}' is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
-    except (OSError, zipfile.BadZipFile, UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+    except _UNREADABLE as error:
         raise MedPFLError(
             f"cannot read {path}: it must hold tensors and nothing else, in torch's zip format; nothing in it was run: "
             f"{' '.join(str(error).split())[:200]}"
@@ -226,6 +240,12 @@ def _holds_its_values(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
+def _values(weights: Mapping[str, Tensor]) -> int:
+    """How many values they hold; several names may stand for one memory."""
+    memories = {one.untyped_storage().data_ptr(): one for one in weights.values()}
+    return sum(one.untyped_storage().nbytes() // one.element_size() for one in memories.values())
+
+
 def _built(
     architecture: Architecture,
     axes: int,
@@ -239,7 +259,7 @@ def _built(
         size = given["img_size"]
         listed = size if isinstance(size, list) else [size] * axes
         lengths = [_number("the network", {"img_size": one}, "img_size") for one in listed]
-    with torch.random.fork_rng(devices=[]), Bounded(_SPARE + 2 * sum(one.numel() for one in weights.values())):
+    with torch.random.fork_rng(devices=[]), Bounded(_SPARE + 2 * _values(weights)):
         return architecture.build((channels, *lengths), outputs)
 
 

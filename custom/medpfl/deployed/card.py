@@ -86,7 +86,7 @@ def _cases(history: "History") -> str:
     lines = [f"| split | cases |{''.join(f' {name} |' for name in names)}", "|---|" + "---|" * (1 + len(names))]
     for split in splits:
         counts = history.samples_by_class.get(split, {})
-        lines.append(f"| {split} | {history.cases[split]} |{''.join(f' {counts[name]} |' for name in names)}")
+        lines.append(f"| {split} | {history.cases[split]} |{''.join(f' {counts.get(name, 0)} |' for name in names)}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import medpfl
 from medpfl.component import spec_of
 from medpfl.core.errors import MedPFLError
+from medpfl.core.formulas import no_formula
 from medpfl.core.frozen import count_weights
 from medpfl.core.tied import own_state
 from medpfl.data.samples import Samples, SiteData
@@ -29,6 +31,9 @@ from medpfl.tasks.metrics.certainty import Certainty
 from medpfl.tasks.metrics.contract import ThresholdMetric, at_threshold, threshold_for
 from medpfl.tasks.metrics.digits import rounded
 from medpfl.tasks.metrics.sheet import Sheet
+
+_NUMBER = re.compile(r"[+-]?[0-9]*\.?[0-9]*")
+"""Or a sign: classes are called so, and neither is a formula."""
 
 
 def evaluate(
@@ -175,7 +180,8 @@ def save_deployed(
 
 
 def write_cases(path: Path, evaluation: Evaluation) -> None:
-    """Write an evaluation's cases as CSV, for this account only; where it has none, no file is left there."""
+    """Write an evaluation's cases as CSV, for this account only; where it has none, no file is left there. To a
+    spreadsheet no name in it is a formula."""
     try:
         path.unlink(missing_ok=True)  # of an earlier run
     except OSError as error:
@@ -184,9 +190,14 @@ def write_cases(path: Path, evaluation: Evaluation) -> None:
         text = io.StringIO()
         columns = list(dict.fromkeys(name for case in evaluation.cases for name in case))
         writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(evaluation.cases)
+        writer.writerow({name: _cell(name) for name in columns})
+        for case in evaluation.cases:
+            writer.writerow({name: _cell(told) if isinstance(told, str) else told for name, told in case.items()})
         write_text(path, text.getvalue(), private=True)
+
+
+def _cell(text: str) -> str:
+    return text if _NUMBER.fullmatch(text) else no_formula(text)
 
 
 def write_text(path: Path, text: str, private: bool = False) -> None:

@@ -49,6 +49,12 @@ def _none_or_several(classes: list[str]) -> list[str]:
     return classes
 
 
+def _with_test(cases: dict[str, int]) -> dict[str, int]:
+    if "test" not in cases:
+        raise ValueError("expected the number of cases of the test split")
+    return cases
+
+
 class Recipe(_Strict):
     """What rebuilds the networks. It names no hospital, but those between whose models a super model chooses.
 
@@ -123,7 +129,7 @@ class History(_Strict):
     model: str
     choice: str
     round: int
-    cases: dict[str, int]
+    cases: Annotated[dict[str, int], AfterValidator(_with_test)]
     samples_by_class: dict[str, dict[str, int]]
     test: dict[str, float | None]
     calibration: Calibration | None

@@ -333,13 +333,13 @@ def _storage(kit: Kit) -> Iterator[Finding]:
     except MedPFLError:
         return  # said with the allow list
     for what, path in storage_of(resources).items():
-        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # Path's raises errors
         mend = f"medpfl site allow {kit.folder}   (it moves the storage into the kit)"
         if path.is_relative_to(DEFAULT_STORAGE):
             yield problem("storage", f"{what} are kept in {path}, which a restart of the machine empties", mend)
         elif not os.access(there, os.W_OK):
             yield problem("storage", f"{what} are to be kept in {path}, where this user may not write", mend)
-        elif not path.is_relative_to(kit.folder) and not path.exists():
+        elif not path.is_relative_to(kit.folder) and not os.path.exists(path):
             yield problem("storage", f"{what} are to be kept in {path}, which is not there (was the kit moved?)", mend)
         else:
             yield ok("storage", f"{what} are kept in {path}")

@@ -45,7 +45,14 @@ def named_home() -> Path | None:
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     if not named:
         return None
-    if not (Path(named).is_absolute() and Path(named).is_dir()):
+    try:
+        there = Path(named).is_absolute() and Path(named).is_dir()
+    except OSError as error:  # of a folder that this account may not enter, say
+        raise MedPFLError(
+            f"{ENVIRONMENT_VARIABLE} names a folder that cannot be used: '{named}': {error.strerror}",
+            public=f"{ENVIRONMENT_VARIABLE} names a folder that cannot be used: {error.strerror}",
+        ) from error
+    if not there:
         raise MedPFLError(
             f"{ENVIRONMENT_VARIABLE} must be the absolute path of a folder that is there, got '{named}'",
             public=f"{ENVIRONMENT_VARIABLE} names no folder that is there",

@@ -39,7 +39,7 @@ def _named(file: Path) -> psutil.Process | None:
         number = int(file.read_text())
         os.kill(number, 0)  # as the script does
         return psutil.Process(number)
-    except (OSError, ValueError, psutil.Error):
+    except (OSError, ValueError, OverflowError, psutil.Error):
         return None
 
 

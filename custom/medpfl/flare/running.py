@@ -4,7 +4,7 @@
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from medpfl.flare.progress import Progress
 from medpfl.job import EvaluationJob, Job
 from medpfl.job.files import read_object
 from medpfl.job.names import CLIENT_FILE, SERVER_FILE
+from medpfl.results.files import FAILURE, LINES, SUMMARY
 from medpfl.results.terminal_table import print_results
 
 
@@ -59,6 +60,32 @@ def check_writable(results: Path) -> None:
         raise MedPFLError(f"cannot write the results folder {results}: {error.strerror}") from error
 
 
+def check_targets(results: Path, jobs: Mapping[Path, Job | EvaluationJob]) -> None:
+    """Before anything is started, whether each job's results have a place of their own.
+
+    Args:
+        jobs: job folder to job.
+
+    Raises:
+        MedPFLError: two jobs have one name, or something else than results is in a job's place.
+    """
+    named: dict[str, Path] = {}
+    for folder, job in jobs.items():
+        if job.name in named:
+            raise MedPFLError(
+                f"{named[job.name]} and {folder} are both named '{job.name}', and what jobs leave lies under their "
+                "names: change the name in one meta.json, or run one after the other with --results of its own"
+            )
+        named[job.name] = folder
+        target = results / job.name
+        held = [path.name for path in target.iterdir()] if target.is_dir() else [target.name] * target.exists()
+        if held and not {SUMMARY, LINES, FAILURE} & set(held):
+            raise MedPFLError(
+                f"{target} holds something else than a job's results, which would take its place: name another folder "
+                "by --results"
+            )
+
+
 def run_job(
     federation: LocalFederation,
     folder: Path,
@@ -92,7 +119,8 @@ def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str,
     Raises:
         MedPFLError: they cannot be written; what was there before stays.
     """
-    fresh = target.with_name(f".{target.name}-{os.getpid()}")
+    place = target.resolve()  # a link stays one, and what it names is replaced
+    fresh, copied = place.with_name(f".{place.name}-{os.getpid()}"), False
     downloaded = federation.download(job_id)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -101,12 +129,28 @@ def _collect(federation: LocalFederation, job: Job | EvaluationJob, job_id: str,
             models = federation.models(site, job.name)
             if models.is_dir():
                 shutil.copytree(models, fresh / "hospitals" / site)
-        shutil.rmtree(target, ignore_errors=True)
-        fresh.rename(target)
+        copied = True
+        _replace(place, fresh)
     except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
-        why = reason_of(error)
-        raise MedPFLError(f"{job.name} has ended, and its results cannot be written to {target}: {why}") from error
+        if not copied:
+            shutil.rmtree(fresh, ignore_errors=True)
+        said = f"{job.name} has ended, and its results cannot be written to {target}: {reason_of(error)}"
+        raise MedPFLError(f"{said}; they lie in {fresh}" if copied else said) from error
+
+
+def _replace(place: Path, fresh: Path) -> None:
+    """Put a folder in the place of another, which goes when it has; raises OSError, and then it is where it was."""
+    if not place.exists():
+        fresh.rename(place)
+        return
+    before = fresh.with_name(f"{fresh.name}-before")
+    place.rename(before)
+    try:
+        fresh.rename(place)
+    except OSError:
+        before.rename(place)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def keep_up(federation: LocalFederation, job: Path, console: Console) -> None:

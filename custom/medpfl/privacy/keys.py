@@ -49,7 +49,7 @@ def read_key(path: Path) -> Key:
     if open_to:
         raise MedPFLError(f"others than its owner may use the key {path}: chmod 600 {path}")
     tensors, meta = store.read(path)
-    if meta.get("kind") != _KIND or list(tensors) != ["key"]:
+    if meta.get("kind") != _KIND or list(tensors) != ["key"] or tensors["key"].dtype != torch.uint8:
         raise MedPFLError(f"{path} is no key of 'medpfl keys make'")
     try:
         return Key(tensors["key"].numpy().tobytes())

@@ -121,14 +121,15 @@ def patients_needed(found: Certainty) -> int | None:
     """So many patients would show a gain of this size: two-sided 5 %, power 80 %, normal approximation.
 
     n' = n ((z_{0.975} + z_{0.8}) s / |gain|)^2 with s the standard error of the gain on n patients. None where there is
-    no gain or it varies by nothing.
+    no gain, or it varies by nothing, or it is so near to nothing that the number is beyond all numbers.
     """
     if found.gain is None or found.gained is None or not found.gain or found.gained[0] == found.gained[1]:
         return None
     normal = NormalDist()
     error = error_of(found.gained, found.patients)
-    reach = normal.inv_cdf(0.975) + normal.inv_cdf(POWER)
-    return math.ceil(found.patients * (reach * error / abs(found.gain)) ** 2)
+    times = (normal.inv_cdf(0.975) + normal.inv_cdf(POWER)) * error / abs(found.gain)
+    needed = found.patients * times * times  # not ** 2, which raises an error where a product is infinite
+    return math.ceil(needed) if math.isfinite(needed) else None
 
 
 def interval_table(summary: Summary, table: ResultTable, choice: str = "best") -> tuple[list[str], list[list[str]]]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medpfl import store
+from medpfl.core.errors import MedPFLError
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -24,22 +25,37 @@ def sdwd(states: Sequence[Mapping[str, Tensor]]) -> NDArray[np.float64]:
     return found
 
 
-def sdwd_of_slots(results: Path) -> dict[str, list[float]]:
+def sdwd_of_slots(results: Path, slots: Mapping[str, str]) -> dict[str, list[float]]:
     """Slot to quantiles (``QUANTILES``) of the SDWD of its models after the last round; only slots of which every
-    hospital has its own.
+    hospital has its own, and whose file is there.
+
+    Args:
+        slots: of the job, each with the SHA-256 of its file. Whatever else lies there is of another job.
 
     Raises:
-        MedPFLError: a slot's file cannot be read.
+        MedPFLError: a slot's file cannot be read, is another one, or was altered.
     """
-    found = {}
-    for file in sorted((results / "slots").glob("*.safetensors")):
+    found, files = {}, {file.stem: file for file in sorted((results / "slots").glob("*.safetensors"))}
+    for slot, file in files.items():
+        if slot not in slots:
+            continue
+        if store.file_digest(file) != slots[slot]:
+            raise MedPFLError(f"{file} is not the one that the job left: its SHA-256 is not that of summary.json")
         states: dict[str, dict[str, Tensor]] = {}
         for name, tensor in store.read(file)[0].items():
             owner, _, key = name.partition("::")
             states.setdefault(owner, {})[key] = tensor
-        if len(states) > 1:
-            found[file.stem] = [float(value) for value in np.quantile(sdwd(list(states.values())), QUANTILES)]
+        each = {_entries(state) for state in states.values()}
+        if len(each) > 1:
+            raise MedPFLError(f"{file} was altered: the hospitals' models in it have different entries")
+        if len(states) > 1 and any(shape.numel() for _, shape in each.pop()):
+            found[slot] = [float(value) for value in np.quantile(sdwd(list(states.values())), QUANTILES)]
     return found
+
+
+def _entries(state: Mapping[str, Tensor]) -> tuple[tuple[str, torch.Size], ...]:
+    """Of a model what differs from hospital to hospital by its values alone; counters are left out."""
+    return tuple(sorted((key, tensor.shape) for key, tensor in state.items() if tensor.is_floating_point()))
 
 
 def draw_boxes(axis: Any, boxes: Mapping[str, Sequence[float]]) -> None:

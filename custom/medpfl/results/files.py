@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +26,7 @@ _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 _TRAFFIC = TypeAdapter(list[Traffic])
 _GOT = 60
 """So many characters of a wrong value are shown."""
+_MIXED = re.compile(r".+/[0-9]{1,9}", re.DOTALL)
 
 
 def read_summary(folder: Path) -> Summary:
@@ -119,21 +121,34 @@ def read_traffic(folder: Path) -> list[Traffic]:
     return parse(_TRAFFIC, _text(path), path)
 
 
-def read_mixing(folder: Path) -> dict[str, Matrix]:
+def read_mixing(folder: Path, hospitals: int | None = None) -> dict[str, Matrix]:
     """A job's mixing.npz: "slot/round" to its matrix.
 
+    Args:
+        hospitals: in the job's roster, for each of whom a matrix has a row; None: not known.
+
     Raises:
-        MedPFLError: it is missing or damaged.
+        MedPFLError: it is missing, damaged or altered.
     """
+    path = folder / MIXING
     try:
-        file = Npz(folder / MIXING)
-        found = {name: file.array(name) for name in file.keys if name != "roster"}
+        file = Npz(path)
+        headers = file.headers()
     except MedPFLError as error:
-        raise MedPFLError(f"{folder / MIXING} cannot be read: {error}") from error
-    for name, matrix in found.items():
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.dtype.kind != "f":
-            raise MedPFLError(f"{folder / MIXING} was altered: '{name}' is no square matrix of numbers")
-    return found
+        raise MedPFLError(f"{path} cannot be read: {error}") from error
+    for name, (shape, dtype) in headers.items():
+        if name == "roster":
+            continue
+        if len(shape) != 2 or shape[0] != shape[1] or dtype.kind != "f":
+            raise MedPFLError(f"{path} was altered: '{shortened(name)}' is no square matrix of numbers")
+        if hospitals is not None and shape[0] != hospitals:
+            raise MedPFLError(f"{path} was altered: '{shortened(name)}' has {shape[0]} rows for {hospitals} hospitals")
+        if not _MIXED.fullmatch(name):
+            raise MedPFLError(f"{path} was altered: '{shortened(name)}' names no slot and round")
+    try:
+        return {name: matrix for name, matrix in file.arrays().items() if name != "roster"}
+    except MedPFLError as error:
+        raise MedPFLError(f"{path} cannot be read: {error}") from error
 
 
 def parse(kind: TypeAdapter[T], text: str, path: Path, place: str = "") -> T:
@@ -151,12 +166,16 @@ def parse(kind: TypeAdapter[T], text: str, path: Path, place: str = "") -> T:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         got = json.dumps(first["input"], default=repr)
-        shown = got if len(got) <= _GOT else f"{got[:_GOT]}..."
         wanted = first["msg"].removeprefix("Input should be ")
         problem = {"missing": "is missing", "extra_forbidden": "is unknown"}.get(first["type"])
-        told = problem or f"expected {wanted}, got {shown}"
+        told = problem or f"expected {wanted}, got {shortened(got)}"
         of = f"{place}'{key}' " if key else place
         raise MedPFLError(f"{path} was altered or is of another version: {of}{told}") from error
+
+
+def shortened(text: str) -> str:
+    """What a file holds, for a sentence: of a long text the beginning."""
+    return text if len(text) <= _GOT else f"{text[:_GOT]}..."
 
 
 def _text(path: Path) -> str:
@@ -200,8 +219,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_slots(folder: Path, job: str, slots: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> dict[str, str]:
-    """Write every slot's models into ``slots/``: slot to owner to entry to tensor; returns the files' SHA-256."""
+    """Write every slot's models into ``slots/``: slot to owner to entry to tensor; returns the files' SHA-256. Those of
+    an earlier job in the same folder go."""
     digests = {}
+    for old in (folder / "slots").glob("*.safetensors"):
+        if old.stem not in slots:
+            old.unlink()
     for slot, states in slots.items():
         tensors = {f"{owner}::{key}": tensor for owner, state in states.items() for key, tensor in state.items()}
         path = folder / "slots" / f"{slot}.safetensors"

@@ -47,7 +47,9 @@ def write_report(folder: Path) -> Path:
     Raises:
         MedPFLError: the folder holds no results, or the page cannot be written.
     """
-    return write_page(folder, read_summary(folder), read_lines(folder), read_mixing(folder), read_traffic(folder))
+    summary = read_summary(folder)
+    mixing = read_mixing(folder, len(summary.roster))
+    return write_page(folder, summary, read_lines(folder), mixing, read_traffic(folder))
 
 
 @cache
@@ -72,7 +74,7 @@ def write_page(
             "curves": curves(summary, lines),
             "heatmaps": heatmaps(summary, mixing),
             "panels": _panels(summary, lines, mixing),
-            "sdwd": _sdwd(folder),
+            "sdwd": _sdwd(folder, summary),
         }
     page = _template().render(
         summary=summary,
@@ -285,8 +287,8 @@ def _diagnosed(panel: CurvesPanel, lines: Sequence[Line]) -> str:
     return svg_text(figure)
 
 
-def _sdwd(folder: Path) -> str:
-    boxes = {slot: values for slot, values in sdwd_of_slots(folder).items() if values[-1] > 0}
+def _sdwd(folder: Path, summary: Summary) -> str:
+    boxes = {slot: values for slot, values in sdwd_of_slots(folder, summary.slots).items() if values[-1] > 0}
     if not boxes:
         return ""
     figure, axes = new_figure(6.4, 1.2 + 0.35 * len(boxes))
@@ -308,9 +310,13 @@ class _Megabytes:
 def _traffic(traffic: Sequence[Traffic]) -> list[_Megabytes]:
     """By hospital, summed over the rounds."""
 
+    sums: dict[tuple[str, Direction], tuple[int, int]] = {}
+    for line in traffic:
+        raw, encoded = sums.get((line.site, line.direction), (0, 0))
+        sums[line.site, line.direction] = raw + line.raw, encoded + line.encoded
+
     def total(site: str, way: Direction) -> tuple[str, str]:
-        mine = [line for line in traffic if (line.site, line.direction) == (site, way)]
-        raw, encoded = (sum(values) for values in ([line.raw for line in mine], [line.encoded for line in mine]))
+        raw, encoded = sums.get((site, way), (0, 0))
         return amount(raw / 1e6), amount(encoded / 1e6)
 
     sites = sorted({line.site for line in traffic})

@@ -5,13 +5,15 @@
 """
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from medpfl.data.meaning import Meaning
-from medpfl.methods.panels import Panel
+from medpfl.methods.panels import GraphPanel, Panel
 from medpfl.privacy.contract import Spent
 from medpfl.tasks.metrics.certainty import Certainty, Interval
 from medpfl.tasks.metrics.measure import Measure
@@ -23,8 +25,8 @@ NO_HOSPITALS = ("mean", "server")
 """Names that stand in the place of a hospital's: of the mean over them, and of the server."""
 
 Direction = Literal["to_site", "from_site"]
-Scores = dict[str, float | None]
-"""Metric to value; None stands for NaN and infinities."""
+Scores = dict[str, Annotated[float, Field(ge=-1e100, le=1e100)] | None]
+"""Metric to value, within what a hospital may tell; None stands for NaN and infinities."""
 Stretch = tuple[int, int]
 """The first and the last of rounds that follow each other."""
 
@@ -138,8 +140,8 @@ class Bytes(Typed):
     round: NonNegativeInt
     site: str
     direction: Direction
-    raw: NonNegativeInt
-    encoded: NonNegativeInt
+    raw: Annotated[int, Field(ge=0, lt=2**63)]
+    encoded: Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Traffic(Bytes):
@@ -207,6 +209,12 @@ def _have(split: str) -> AfterValidator:
         return sizes
 
     return AfterValidator(check)
+
+
+def _once(roster: list[str]) -> list[str]:
+    if not roster or len(set(roster)) < len(roster):
+        raise PydanticCustomError("roster", "hospitals, each once")
+    return roster
 
 
 class About(Typed):
@@ -298,7 +306,7 @@ class Left(Typed):
     job: str
     medpfl: str
     written: str
-    roster: list[str]
+    roster: Annotated[list[str], AfterValidator(_once)]
     best: dict[str, BestRound]
     slots: dict[str, str]
     test: list[FinalLine]
@@ -308,9 +316,31 @@ class Left(Typed):
 class TrainingSummary(AboutTraining, Left):
     """``summary.json`` of a training job."""
 
+    @model_validator(mode="after")
+    def _edges_in_the_roster(self) -> Self:
+        _check_edges(self.roster, [*_edges_of(self.panels), *chain.from_iterable(self.networks.values())])
+        return self
+
 
 class EvaluationSummary(AboutEvaluation, Left):
     """``summary.json`` of a job that only evaluates a given model."""
+
+    @model_validator(mode="after")
+    def _hospitals_are_known(self) -> Self:
+        _check_edges(self.roster, _edges_of(self.panels))
+        for line in self.test:
+            if line.site not in self.sizes:
+                raise PydanticCustomError("sizes", "sizes of each hospital that was tested")
+        return self
+
+
+def _edges_of(panels: Sequence[Panel]) -> list[tuple[str, str]]:
+    return [edge for panel in panels if isinstance(panel, GraphPanel) for edge in panel.edges]
+
+
+def _check_edges(roster: Sequence[str], edges: Iterable[tuple[str, str]]) -> None:
+    if not set(chain.from_iterable(edges)) <= set(roster):
+        raise PydanticCustomError("edges", "edges between hospitals of the roster alone")
 
 
 Summary = TrainingSummary | EvaluationSummary

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from medpfl.core.formulas import no_formula
 from medpfl.methods.panels import SharesPanel
 from medpfl.results.chosen import label_of
 from medpfl.results.schema import FinalLine, Summary, Traffic, TrainingSummary
@@ -16,8 +17,6 @@ from medpfl.results.tables import GAIN, PRESENCE, SCORED, ResultTable, other_tab
 
 Cell = str | float | int | None
 CERTAINTY = ("test patients", "95 % from", "95 % to", "gain over local", "gain 95 % from", "gain 95 % to")
-
-_FORMULA = tuple("=+-@＝＋－＠")  # the wide ones, of East Asian keyboards, begin formulas too
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class Spreadsheet:
 
 
 def _cell(value: Cell) -> Cell:
-    if isinstance(value, str):  # OWASP's advice on "CSV injection": an apostrophe makes it a text
-        return f"'{value}" if value.lstrip()[:1] in _FORMULA or value[:1] in ("\t", "\r", "\n") else value
+    if isinstance(value, str):
+        return no_formula(value)
     return None if value is not None and not math.isfinite(value) else value
 
 

@@ -11,6 +11,8 @@ from typing import Any
 _PLACES = re.compile(r'\b(?:d|x|y|transform|points)="[^"]*"')
 _LONG = re.compile(r"-?\d+\.\d{3,}")
 _ASIDE = re.compile(r"<!--.*?-->\n?|<metadata>.*?</metadata>\n?", re.DOTALL)
+_WORDS = re.compile(r">[^<>]+<")
+"""Between tags: names of hospitals and models, which may look like what a tag holds."""
 _MEANT = re.compile(r'(?:url\(#|href="#)([^")]+)')
 _NAME = re.compile(r' id="([^"]*)"')
 _STYLE = re.compile(r'\bstyle="([^"]*)"')
@@ -62,14 +64,14 @@ def svg_text(figure: Any, transparent: bool = False) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "medpfl", "svg.fonttype": "none"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", _FOREIGN)
         figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white", transparent=transparent)
-    text = re.sub(r"\n *", "\n", buffer.getvalue())
+    text = _ASIDE.sub("", re.sub(r"\n *", "\n", buffer.getvalue()))
+    text = _WORDS.sub(lambda words: words[0].replace('"', "&quot;").replace("'", "&#39;"), text)
     text = _FONTS.sub("font-family: 'DejaVu Sans', sans-serif", text)  # every text names nine fonts
     return _styles_once(_PLACES.sub(lambda place: _LONG.sub(_short, place[0]), _bare(text[text.index("<svg") :])))
 
 
 def _bare(text: str) -> str:
-    """Without what is not drawn: comments, who made it, and names of elements to which nothing refers."""
-    text = _ASIDE.sub("", text)
+    """Without names of elements to which nothing refers."""
     meant = set(_MEANT.findall(text))
     return _NAME.sub(lambda found: found[0] if found[1] in meant else "", text)
 

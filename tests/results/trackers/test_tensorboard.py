@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from medpfl.core.errors import ConfigError
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.job import Job
 from medpfl.results.files import read_lines, read_summary
+from medpfl.results.schema import RoundLine, ValidationLine
 from medpfl.results.trackers.scalars import scalars
-from medpfl.results.trackers.tensorboard import TensorBoard, write_tensorboard
+from medpfl.results.trackers.tensorboard import EventFiles, TensorBoard, write_tensorboard
 from medpfl.rounds.simulate import simulate
 from tensorboard_files import shown
 
@@ -35,3 +36,13 @@ def test_a_resumed_job_in_tensorboard_equals_its_lines(
     assert shown(tmp_path / "afterwards") == sorted(written)
     with pytest.raises(ConfigError, match="holds TensorBoard's event files already"):
         write_tensorboard(folder, tmp_path / "afterwards")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../out", "/tmp/out", "a/b", "a\0b"])
+def test_a_hospitals_name_leads_out_of_no_folder(name: str, tmp_path: Path) -> None:
+    """Of altered results; ".." is a folder's name to Python, and it is the one above."""
+    folder = tmp_path / "in" / "files"
+    line = ValidationLine(site=name, model="personal", round=1, metrics={"accuracy": 0.5})
+    with pytest.raises(MedPFLError, match="the name is no folder's"):
+        EventFiles(folder).write([RoundLine(round=1, seconds=1.0), line])
+    assert {path.parent for path in tmp_path.rglob("events*")} <= {folder / "server"}

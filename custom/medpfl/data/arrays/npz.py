@@ -42,8 +42,27 @@ class Npz:
 
     def array(self, key: str) -> NDArray[Any]:
         """A whole (small) array: labels, groups."""
-        shape, dtype = self.header(key)
-        return np.concatenate([np.zeros((0, *shape[1:]), dtype), *self.blocks(key)])
+        with self._open() as file:
+            return self._array(file, key)
+
+    def headers(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of every array. Raises as ``header``."""
+        found = {}
+        with self._open() as file:  # once: to open it is to read the names of all
+            for key in self.keys:
+                with self._member(file, key) as (_, shape, _, dtype):
+                    found[key] = shape, dtype
+        return found
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All (small) arrays. Raises as ``blocks``."""
+        with self._open() as file:
+            return {key: self._array(file, key) for key in self.keys}
+
+    def _array(self, file: zipfile.ZipFile, key: str) -> NDArray[Any]:
+        with self._member(file, key) as (_, shape, _, dtype):
+            none = np.zeros((0, *shape[1:]), dtype)
+        return np.concatenate([none, *self._blocks(file, key)])
 
     def blocks(self, key: str) -> Iterator[NDArray[Any]]:
         """Some rows at a time, n x ... in the array's order.
@@ -51,7 +70,11 @@ class Npz:
         Raises:
             DataError: as ``header``, or the file ends too early.
         """
-        with self._open() as file, self._member(file, key) as (stream, shape, fortran, dtype):
+        with self._open() as file:
+            yield from self._blocks(file, key)
+
+    def _blocks(self, file: zipfile.ZipFile, key: str) -> Iterator[NDArray[Any]]:
+        with self._member(file, key) as (stream, shape, fortran, dtype):
             size = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
             if fortran and len(shape) > 1:  # stored column by column, so it has no blocks of rows
                 flat = np.frombuffer(self._take(stream, size * shape[0], key), dtype)
@@ -84,7 +107,7 @@ class Npz:
     def _member(
         self, file: zipfile.ZipFile, key: str
     ) -> Iterator[tuple[IO[bytes], tuple[int, ...], bool, np.dtype[Any]]]:
-        if key not in self.keys:
+        if f"{key}.npy" not in file.NameToInfo:
             raise DataError(f"{self.path}: there is no array '{key}'; the file has: {', '.join(self.keys)}")
         member = file.getinfo(f"{key}.npy")
         check_member(self.path, member)

@@ -196,8 +196,8 @@ class SeriesPreparation(Preparation):
     label: str
     answers: list[str] = Field(default=[], exclude_if=lambda found: not found)
     missing_samples: Literal["refuse", "interpolate"]
-    length: int
-    step: int
+    length: int = Field(ge=1)
+    step: int = Field(ge=1)
     rate: float | None = None
     mean: list[float]
     scale: list[float]

@@ -3,11 +3,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from medpfl.core.errors import DataError
 from medpfl.data.cells import PLACE, Cells, joined, read_cells
@@ -32,6 +32,14 @@ class TablePreparation(Preparation):
     imputed: dict[str, str | int | float]
     mean: list[float]
     scale: list[float]
+
+    @model_validator(mode="after")
+    def _of_each_coded_feature(self) -> Self:
+        columns = sum(1 if kind == "number" else len(kind) - 1 for kind in self.features.values())
+        text = any(isinstance(self.imputed.get(name), str) for name in self.features if self.features[name] == "number")
+        if len(self.mean) != columns or text:
+            raise ValueError("expected a mean of each coded feature, and numbers to impute for numbers")
+        return self
 
     def new_cases(self, path: Path, spec: Spec) -> Iterator[NewCase]:
         """The rows of a CSV, TSV or Parquet file; a label is not needed."""

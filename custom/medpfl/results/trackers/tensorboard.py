@@ -54,7 +54,7 @@ class EventFiles:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if found.site not in self._writers:
-            if Path(found.site).name != found.site:
+            if Path(found.site).name != found.site or found.site in ("", "..") or "\0" in found.site:
                 raise MedPFLError(f"hospital '{found.site}': the name is no folder's, TensorBoard's files need one")
             self._writers[found.site] = EventFileWriter(str(self.folder / found.site))
         return self._writers[found.site]

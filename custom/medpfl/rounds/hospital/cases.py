@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medpfl.core.errors import MedPFLError
+from medpfl.core.formulas import as_it_was
 from medpfl.data.numbers import for_people
 from medpfl.tasks.metrics.calibration import BINS, reliability
 from medpfl.tasks.metrics.decision import Decided, decision_curve
@@ -82,7 +83,7 @@ def read_cases(path: Path, score: str, measure: Measure, classes: list[str], cou
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            rows = list(reader)
+            rows = [{**row, _CASE: as_it_was(row[_CASE])} if row.get(_CASE) else row for row in reader]
         if _CASE not in (reader.fieldnames or ()):
             raise MedPFLError(f"{path}: not the test cases that a job wrote: its columns are {reader.fieldnames}")
         if count is not None and len(rows) != count:
