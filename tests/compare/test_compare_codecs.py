@@ -44,6 +44,9 @@ def test_methods_with_codecs_are_compared(table_sites: dict[str, Path], tmp_path
         )
     assert "1/" in next(line[1] for line in cost(content)[1] if line[0] == "few")
     assert "bytes a round from the hospital" in write_report(content, tmp_path, []).read_text()
+    figure = (tmp_path / "figures" / "communication.svg").read_text()
+    assert "mathdefault" not in figure  # the labels of the axis were the source of formulas
+    assert " B<" in figure or " kB<" in figure
     assert rows["few"].made[0].codecs.startswith("Codecs(to_site=None, from_site=Chain(")
     orders = {run.name: run.order for run in plan.runs}
     assert not any("codecs" in json_of(orders[name]) for name in ("whole", "Local"))  # older runs keep their digests

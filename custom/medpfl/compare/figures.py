@@ -2,6 +2,7 @@
 """The page's figures, as SVG: learning curves and reliability plots."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -163,12 +164,24 @@ def communication(rows: Sequence[Row], content: Results) -> str:
         for row, (colour, _) in zip(shown, _lines(shown), strict=True):
             place = (max(row.bytes[way], 1), row.best.mean)
             axis.errorbar(*place, yerr=row.best.sd or 0, marker="o", color=colour, label=row.name)
-        axis.set_xscale("log")
+        _in_bytes(axis, [max(row.bytes[way], 1) for row in shown])
         axis.set_xlabel(f"bytes a round {title}")
     plain_numbers(left)
     left.set_ylabel(in_two_lines(f"test {content.label(content.score)}"))
     legend_below(left, 8)
     return _svg(figure)
+
+
+def _in_bytes(axis: Any, shown: Sequence[float]) -> None:
+    """A logarithmic axis of whole powers of ten. Its own labels are formulas, which are shown as they are."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+    axis.set_xscale("log")
+    axis.set_xlim(10 ** math.floor(math.log10(0.9 * min(shown))), 10 ** math.ceil(math.log10(1.1 * max(shown))))
+    axis.xaxis.set_major_locator(LogLocator())
+    axis.xaxis.set_major_formatter(EngFormatter("B"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.tick_params(axis="x", labelsize=8)
 
 
 def reliability_plots(rows: Sequence[Row]) -> list[dict[str, str]]:
