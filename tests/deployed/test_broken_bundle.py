@@ -17,7 +17,7 @@ UNET = {
     "_target_": "UNet", "spatial_dims": 2, "in_channels": 1, "out_channels": 2, "channels": [4, 8], "strides": [2],
     "num_res_units": 2, "norm": "batch",
 }  # fmt: skip
-DEEP = '{"network_def": {"_target_": "UNet", "channels": ' + "[" * 900 + "]" * 900 + "}}"
+DEEP = "[" * 900 + "]" * 900
 
 
 def network() -> nn.Module:
@@ -100,10 +100,13 @@ def test_one_memory_that_stands_for_many_tensors(folder: Path) -> None:
     ("text", "words"),
     [
         (json.dumps({"network_def": {**UNET, "spatial_dims": 7}}), "UNet's 'spatial_dims' must be 2 or 3, got 7"),
-        (DEEP, "the network: it is nested too deeply"),
+        (f'{{"network_def": {{"_target_": "UNet", "channels": {DEEP}}}}}', "the network: it is nested too deeply"),
+        (f'{{"network_def": {{"_target_": "UNet", "channels": {"[" * 40 + "]" * 40}}}}}', "it is nested too deeply"),
+        (f'{{"network_def": {DEEP}}}', r"must be a mapping with '_target_', got \[+"),
+        (f'{{"a": {DEEP}, "network_def": {{"_target_": "UNet", "channels": "@a"}}}}', r"no plain number but \[+"),
         (json.dumps({"a": [1], "network_def": {**UNET, "channels": "@a#" + "9" * 5000}}), "which is not there"),
     ],
-    ids=["axes", "deep", "digits"],
+    ids=["axes", "deep", "forty", "deep network", "deep reference", "digits"],
 )
 def test_configurations_that_no_network_has(text: str, words: str, folder: Path) -> None:
     (folder / "configs" / "inference.json").write_text(text)

@@ -7,6 +7,7 @@ are read.
 """
 
 import json
+import reprlib
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ CONFIGS = ("inference.json", "train.json", "inference.yaml", "train.yaml")
 WEIGHTS = ("model.safetensors", "model.pt")
 _LONGEST = 2**24
 """Bytes of a configuration."""
+_DEEPEST = 16
+"""Lists within lists of a value. Python's own bound is another in each process: packages raise it."""
 _SPARE = 2**24
 """Entries that the network may have beyond those of the weights."""
 _UNREADABLE = (
@@ -83,8 +86,6 @@ def import_bundle(folder: Path, target: Path) -> Imported:
         architecture = construct(found.kind, arguments(name, found, given), name)
     except ConfigError as error:
         raise MedPFLError(f"{config.path}: the network: {error}") from error
-    except RecursionError as error:
-        raise MedPFLError(f"{config.path}: the network: it is nested too deeply") from error
     weights = _weights(folder)
     try:
         network = _built(architecture, axes, channels, outputs, given, weights)
@@ -132,22 +133,24 @@ def _config(folder: Path) -> _Config:
 def _definition(content: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     definition = content.get("network_def", content.get("network"))
     if not isinstance(definition, dict):
-        raise ConfigError(f"'network_def' must be a mapping with '_target_', got {definition!r}")
+        raise ConfigError(f"'network_def' must be a mapping with '_target_', got {reprlib.repr(definition)}")
     return definition
 
 
-def _plain(content: Mapping[str, JsonValue], key: str, value: JsonValue) -> JsonValue:
+def _plain(content: Mapping[str, JsonValue], key: str, value: JsonValue, deep: int = 0) -> JsonValue:
     """The value, with references to plain numbers in their places.
 
     Raises:
-        ConfigError: it is, or refers to, more than that.
+        ConfigError: it is, or refers to, more than that, or is nested too deeply.
     """
+    if deep > _DEEPEST:
+        raise ConfigError(f"it is nested too deeply: more than {_DEEPEST} levels below one of its arguments")
     if isinstance(value, list):
-        return [_plain(content, key, one) for one in value]
+        return [_plain(content, key, one, deep + 1) for one in value]
     if isinstance(value, dict):
         if "_target_" in value:
             raise ConfigError(f"'{key}' is a component ({value['_target_']!r}); only plain values are read")
-        return {name: _plain(content, f"{key}.{name}", one) for name, one in value.items()}
+        return {name: _plain(content, f"{key}.{name}", one, deep + 1) for name, one in value.items()}
     if not isinstance(value, str):
         return value
     if value.startswith("@"):
@@ -168,7 +171,7 @@ def _referred(content: Mapping[str, JsonValue], key: str, value: str) -> JsonVal
             raise ConfigError(f"'{key}' refers to {value!r}, which is not there")
     numbers = found if isinstance(found, list) else [found]
     if not all(isinstance(one, int | float) for one in numbers):
-        raise ConfigError(f"'{key}' refers to {value!r}, which is no plain number but {found!r}")
+        raise ConfigError(f"'{key}' refers to {value!r}, which is no plain number but {reprlib.repr(found)}")
     return found
 
 
