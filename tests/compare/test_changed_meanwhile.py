@@ -15,11 +15,11 @@ from comparing import do, plan_of
 from medpfl import store
 from medpfl.compare.folds import Fold, make_folds
 from medpfl.compare.folds import run as run_fold
+from medpfl.core import sources
 from medpfl.core.errors import ConfigError
 from medpfl.data.site_file import CHECKPOINT
 from medpfl.methods.softpull import SoftPull
 from medpfl.methods.start import Start
-from medpfl.rounds import sources
 from small_jobs import small_job, write_table_sites
 
 THREE = ["anna", "berta", "clara"]

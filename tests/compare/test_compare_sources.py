@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from comparing import SOFT, plan_of
-from medpfl.rounds import sources
-from medpfl.rounds.sources import source_digest, sources_of
+from medpfl.core import sources
+from medpfl.core.sources import source_digest, sources_of
 
 METHODS = {path.stem for path in Path(sources.__file__).parents[1].joinpath("methods").glob("*.py")}
 

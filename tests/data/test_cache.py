@@ -166,10 +166,33 @@ def test_a_kind_of_ones_own_whose_code_changed_prepares_anew(tmp_path: Path, mon
     means = []
     for by in (1, 1, 30):  # of another length, or Python may take what it had compiled
         (tmp_path / "darker.py").write_text(OWN.replace("DARKER", str(by)))
-        sys.modules.pop("darker", None)
-        importlib.invalidate_caches()
-        means.append(float(images(file).splits["train"].inputs[:].mean()))
+        means.append(mean_of(file, "darker"))
     assert means[0] == means[1] == pytest.approx(means[2] + 29, abs=1e-4)
+    assert len(kept(tmp_path)) == 2 * 12
+
+
+def mean_of(file: Path, *modules: str) -> float:
+    """What is trained on, as a process would prepare it that has not imported these modules."""
+    for name in modules:
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return float(images(file).splits["train"].inputs[:].mean())
+
+
+def test_so_does_one_that_imports_what_changed_and_comments_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file beside its own was not looked at, and a comment prepared all cases anew."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = declare(tmp_path, cache="cache")
+    file.write_text(file.read_text().replace("kind: images", "kind: dim.Darker"))
+    means = []
+    for by in (1, 30):
+        (tmp_path / "howmuch.py").write_text(f"BY = {by}\n")
+        for comment in ("", "# by so much\n"):
+            (tmp_path / "dim.py").write_text(f"{comment}from howmuch import BY\n" + OWN.replace("DARKER", "BY"))
+            means.append(mean_of(file, "dim", "howmuch"))
+    assert means[0] == means[1] and means[2] == means[3] and means[0] == pytest.approx(means[2] + 29, abs=1e-4)
     assert len(kept(tmp_path)) == 2 * 12
 
 

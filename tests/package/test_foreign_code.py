@@ -4,6 +4,7 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ import yaml
 
 from medpfl.component import class_name
 from medpfl.core.errors import MedPFLError
+from medpfl.core.sources import foreign_code
 from medpfl.job import Job
 from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.sources import foreign_code
 from small_jobs import small_job
 from tools import assert_same, exchange, outcome, pieces, retell
 
@@ -110,6 +111,28 @@ def test_a_package_may_do_without_what_it_tries_to_import(package: Path) -> None
     assert found.keys() == {"minepackage.mine", "minepackage.steps"} | {
         f"minepackage.{name}" for name in ("gone.fast", "heavy", "heavy.fast", "steps.fast")
     }
+
+
+def test_modules_without_a_package_that_lie_beside_one_another_count(package: Path) -> None:
+    """A job's method in one file and its helper in the file beside it: the helper could change between two rounds."""
+    folder = package.parent
+    (folder / "minemethod.py").write_text("import json\nimport minehelper\nfrom medpfl.methods.fedavg import FedAvg\n")
+    (folder / "minehelper.py").write_text("X = 1\n")
+    importlib.invalidate_caches()
+    found = foreign_code(["minemethod.Mine"])
+    assert found.keys() == {"minemethod", "minehelper"}
+    (folder / "minehelper.py").write_text("X = 2\n")
+    assert foreign_code(["minemethod.Mine"]) != found
+
+
+def test_a_compiled_module_counts(package: Path) -> None:
+    (package / "mine.py").write_text(METHOD + "\ndef quick():\n    import minepackage.fast\n")
+    fast = package / f"fast{EXTENSION_SUFFIXES[0]}"
+    fast.write_bytes(b"one")
+    importlib.invalidate_caches()
+    found = foreign_code(["minepackage.mine.Mine"])
+    fast.write_bytes(b"two")
+    assert found["minepackage.fast"] and foreign_code(["minepackage.mine.Mine"]) != found
 
 
 def test_an_interrupted_run_begins_anew_with_other_code(

@@ -39,12 +39,12 @@ from medpfl.compare.run_results import ModelRow, TrainedRun, UnseenRun
 from medpfl.compare.runner import finished, read_run
 from medpfl.compare.runs import Run
 from medpfl.compare.statistics import in_words, smallest_p
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.deployed.evaluate import write_text
 from medpfl.results.compact import compact
 from medpfl.results.files import json_of, read_versioned
 from medpfl.results.schema import Scores
-from medpfl.rounds.messages import digest_of
 
 RESULTS = "results.json"
 E = TypeVar("E", TrainedRun, UnseenRun)

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError, DataError
 from medpfl.data.declared import SPLITS
 from medpfl.data.rows import CaseRows
 from medpfl.data.samples import Samples, SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.data.target import Target
-from medpfl.rounds.messages import digest_of
 from medpfl.store import fingerprint
 from medpfl.tasks.contract import Task
 

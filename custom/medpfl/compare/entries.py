@@ -13,6 +13,7 @@ from medpfl.compare.run_results import Initial
 from medpfl.compare.unseen import SUPER
 from medpfl.component import build, find_class, spec_of
 from medpfl.core.codecs import Codec
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
 from medpfl.data.samples import SiteData
@@ -22,7 +23,6 @@ from medpfl.methods import references
 from medpfl.methods.contract import Build, Method
 from medpfl.methods.returned import networks_of, slots_of
 from medpfl.methods.start import Started
-from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
 from medpfl.store import fingerprint
 from medpfl.tasks.contract import Task

@@ -19,8 +19,10 @@ from medpfl.compare.run_results import FoldRun
 from medpfl.compare.unseen import served
 from medpfl.compare.worker import carry_out, check_code
 from medpfl.component import build, class_paths, spec_of
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError
 from medpfl.core.mixers import Mixer
+from medpfl.core.sources import look_again, source_digest
 from medpfl.data.samples import SiteData
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import Job
@@ -28,10 +30,8 @@ from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
 from medpfl.results.files import json_of, read_training
 from medpfl.rounds.held_alike import read_common
-from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
 from medpfl.rounds.simulate import simulate
-from medpfl.rounds.sources import look_again, source_digest
 from medpfl.tasks.contract import Task
 
 

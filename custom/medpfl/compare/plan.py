@@ -24,11 +24,11 @@ from medpfl.compare.runs import Run, run_of
 from medpfl.compare.tuning import Search, candidates_of, judge
 from medpfl.component import build, construct, import_named
 from medpfl.core.errors import ConfigError
+from medpfl.core.sources import look_again
 from medpfl.data.target import Target
 from medpfl.methods.contract import Build
 from medpfl.methods.training import Training
 from medpfl.rounds.held_alike import common_start, read_common
-from medpfl.rounds.sources import look_again
 from medpfl.store import fingerprint
 from medpfl.tasks.contract import Task
 

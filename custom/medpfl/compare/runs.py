@@ -11,13 +11,13 @@ from medpfl.compare.entries import Entry, build_codecs
 from medpfl.compare.file import FEDAVG, POOLED, Arguments, Comparison
 from medpfl.compare.orders import Handed, Order
 from medpfl.component import build, class_paths, import_named, spec_of
+from medpfl.core.digest import digest_of
 from medpfl.core.mixers import Mixer
+from medpfl.core.sources import source_digest
 from medpfl.job import Job
 from medpfl.job.settings import Settings
 from medpfl.methods.contract import Method
-from medpfl.rounds.messages import digest_of
 from medpfl.rounds.protocol.bounded import as_json
-from medpfl.rounds.sources import source_digest
 from medpfl.tasks.contract import Task
 
 FORMAT = 3

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import JsonValue
 
 from medpfl import __version__
+from medpfl.core.sources import code_of
 from medpfl.data.declared import StorageRule
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _FOLDER = "medpfl-prepared"
 _KEPT, _PART = ".case", ".part"
 _ABANDONED = 3600.0  # seconds after which a file that nobody finished is removed
 _DIGEST = hashlib.sha256().digest_size
-_KNOWN = {"medpfl", "pydantic", *sys.stdlib_module_names}
 
 How = Mapping[str, JsonValue]
 """All that says how a case is prepared, beside its files."""
@@ -76,7 +75,7 @@ class PreparedCases:
         """What ``prepare`` gives for these files (or folders of files), from the cache if it is there.
 
         Args:
-            by: classes that prepare; of those that are not of this package the code counts, too.
+            by: classes that prepare; of those of other packages the code counts, too (``code_of``).
 
         Raises:
             Whatever ``prepare`` raises; of such cases nothing is kept.
@@ -162,7 +161,7 @@ def _name(sources: Sequence[Path], how: How, by: Sequence[type]) -> str | None:
     """
     try:
         facts = [(str(path.absolute()), each.st_size, each.st_mtime_ns) for path, each in _looked_at(sources)]
-        own = {"own": code} if (code := [digest for kind in by for digest in own_code(kind)]) else {}
+        own = {"own": code} if (code := {name: digest for kind in by for name, digest in _code(kind).items()}) else {}
     except OSError:
         return None
     text = json.dumps({"format": FORMAT, "by": _libraries(), "of": facts, "how": how, **own}, sort_keys=True)
@@ -174,20 +173,8 @@ def _looked_at(sources: Sequence[Path]) -> list[tuple[Path, os.stat_result]]:
     return [(file, file.stat()) for file in files]
 
 
-@cache
-def own_code(kind: type) -> list[str]:
-    """SHA-256 of the source files of a class, and of those that it derives from, that are of other packages than this
-    one, whose version says enough. What these files import is not looked at.
-
-    Raises:
-        OSError: one has no file, as where it was written in a notebook.
-    """
-    modules = dict.fromkeys(each.__module__ for each in kind.__mro__)
-    own = [name for name in modules if name.partition(".")[0] not in _KNOWN]
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in own]
-    if not all(files):
-        raise FileNotFoundError(f"{kind.__qualname__} has no file")
-    return [hashlib.sha256(Path(str(file)).read_bytes()).hexdigest() for file in files]
+_code = cache(code_of)
+"""Of a class as it is in this process: of a file that is changed afterwards it does not know."""
 
 
 @cache

@@ -15,12 +15,12 @@ from medpfl.compare.processes import run_in_process
 from medpfl.compare.runner import finished, locked, part_of, write_order
 from medpfl.compare.runs import Run, job_of, rebuild
 from medpfl.component import class_paths
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError, MedPFLError, reason_of
 from medpfl.flare.allow import component_classes
 from medpfl.flare.federation import LocalFederation
 from medpfl.flare.poc import Federation
 from medpfl.job import write_job
-from medpfl.rounds.messages import digest_of
 
 
 def over_flare(plan: Plan) -> Plan:

@@ -13,13 +13,14 @@ from torch import Tensor
 from medpfl import store
 from medpfl.component import spec_of
 from medpfl.core.codecs import Codec, Progress, encode_with_feedback
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import CodecError, MedPFLError
 from medpfl.core.mapped import move_to_file
 from medpfl.job.codecs import TASKS, Codecs
 from medpfl.rounds.coding import PAYLOAD, Coder, Held, Tensors, without
 from medpfl.rounds.hospital.private import KEPT
 from medpfl.rounds.memory import budget
-from medpfl.rounds.messages import SEPARATOR, Message, byte_count, digest_of, flatten, unflatten
+from medpfl.rounds.messages import SEPARATOR, Message, byte_count, flatten, unflatten
 from medpfl.rounds.protocol.bounded import Component, as_json
 from medpfl.rounds.protocol.replies import Reply
 from medpfl.rounds.protocol.requests import InitRequest, Request, RunRequest, TrainRequest, ValidateRequest

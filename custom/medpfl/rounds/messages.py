@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes over the wire: a typed header (``rounds.protocol``) and tensors."""
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -104,11 +102,6 @@ def table(slots: Slots) -> dict[str, dict[str, list[Any]]]:
 def fingerprint(slots: Slots) -> str:
     """SHA-256 over all tensors, whatever their order."""
     return store.fingerprint(flatten(slots))
-
-
-def digest_of(value: Any) -> str:
-    """Short hash of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def byte_count(slots: Slots) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from medpfl.component import spec_of
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError, MedPFLError, RefusedUpdate
 from medpfl.data.contract import Dataset
 from medpfl.data.fingerprint import Fingerprint, Planned
@@ -21,7 +22,7 @@ from medpfl.methods.contract import Method
 from medpfl.results.record import Record
 from medpfl.rounds.hospital import policy
 from medpfl.rounds.likeness import of_fingerprints
-from medpfl.rounds.messages import Message, digest_of
+from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import PlanReply, Reply
 from medpfl.rounds.protocol.requests import PlanRequest
 from medpfl.rounds.server.answers import answers, no_tensors

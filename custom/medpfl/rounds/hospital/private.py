@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from medpfl import store
+from medpfl.core.digest import digest_of
 from medpfl.data.preparation import Preparation
 from medpfl.data.samples import SiteData
 from medpfl.data.target import Target
 from medpfl.methods.contract import Method
 from medpfl.methods.precision import Scalers, kept_of, restored
 from medpfl.rounds.hospital.run_files import RunFiles
-from medpfl.rounds.messages import digest_of, load
+from medpfl.rounds.messages import load
 
 PRIVATE = "private"
 BEGUN = "begun"

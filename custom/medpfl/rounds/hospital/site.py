@@ -13,8 +13,10 @@ from torch import nn
 
 from medpfl.component import class_name, class_paths, spec_of
 from medpfl.core.devices import bytes_for_data, current, memory_errors, training_device
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError, OutOfMemory, ProtocolError
 from medpfl.core.repeatable import repeatable
+from medpfl.core.sources import foreign_code
 from medpfl.data.resident import serving
 from medpfl.data.samples import SiteData
 from medpfl.data.schema import digest_of_declared
@@ -31,7 +33,7 @@ from medpfl.rounds.hospital.local_rounds import LocalRounds, Ready
 from medpfl.rounds.hospital.networks import Networks
 from medpfl.rounds.hospital.run_files import RunFiles
 from medpfl.rounds.hospital.run_state import RunState
-from medpfl.rounds.messages import Message, digest_of, plain_name
+from medpfl.rounds.messages import Message, plain_name
 from medpfl.rounds.planning import as_planned, fingerprint_of
 from medpfl.rounds.privacy import Guard, refuse_plan
 from medpfl.rounds.protocol.replies import EvaluateReply, InitReply, PlanReply, Reply, Sizes, StatisticsReply
@@ -48,7 +50,6 @@ from medpfl.rounds.protocol.requests import (
     ValidateRequest,
 )
 from medpfl.rounds.sealing import Seal, seal_of
-from medpfl.rounds.sources import foreign_code
 from medpfl.tasks.contract import Task
 
 

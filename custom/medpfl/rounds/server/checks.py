@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import RefusedUpdate
 from medpfl.core.mapped import PIECE, Passing, pieces
-from medpfl.rounds.messages import SEPARATOR, Slots, digest_of, flatten, table
+from medpfl.rounds.messages import SEPARATOR, Slots, flatten, table
 
 LARGEST = 1e18
 """No value is larger in magnitude: its square still fits float32, so that no component computes infinities of it."""

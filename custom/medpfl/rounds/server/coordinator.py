@@ -5,9 +5,11 @@
 """
 
 from medpfl.component import class_name
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import meant
+from medpfl.core.sources import foreign_code
 from medpfl.rounds.announcing import versions
-from medpfl.rounds.messages import Message, digest_of, table
+from medpfl.rounds.messages import Message, table
 from medpfl.rounds.planning import Planning
 from medpfl.rounds.protocol.replies import InitReply
 from medpfl.rounds.protocol.requests import InitRequest
@@ -15,7 +17,6 @@ from medpfl.rounds.server.end import ServerEnd
 from medpfl.rounds.server.joining import about, begins_with, join, oddities
 from medpfl.rounds.server.rounds import ServerRounds
 from medpfl.rounds.server.run import Replies, ServerRun
-from medpfl.rounds.sources import foreign_code
 
 __all__ = ["Coordinator", "Replies"]
 

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import RefusedUpdate
 from medpfl.core.mixers import Mixer
 from medpfl.data.meaning import other_inputs
 from medpfl.job.settings import Settings
 from medpfl.results.schema import AboutTraining, ControllerArguments, Rebuild
-from medpfl.rounds.messages import Message, Slots, digest_of, fingerprint, table
+from medpfl.rounds.messages import Message, Slots, fingerprint, table
 from medpfl.rounds.protocol.bounded import as_json
 from medpfl.rounds.protocol.replies import InitReply
 from medpfl.rounds.server.answers import Check

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source files a run's result depends on: a changed one makes another run.
+"""Which source files a result depends on: a changed one makes another run, or prepares its cases anew.
 
-They are the modules that compute (the round loop, those of the run's components) and what these import, directly or
+They are the modules that compute (the round loop, those of a run's components) and what these import, directly or
 not, within MedPFL, the components' own packages and what lies in the same folder as these, unless it is one into which
 packages are installed. A package that only passes a name on is looked through to the module that defines it, so that a
 new method or server component beside the old ones changes nothing. Comments, docstrings and layout do not count.
@@ -20,11 +20,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType
 
+from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError
-from medpfl.rounds.messages import digest_of
 
 PAGES = {"medpfl.results.report", "medpfl.deployed.card"}
 """They write what people read; no number comes from them."""
+_TOLD = {"medpfl", "pydantic", *sys.stdlib_module_names}
+"""Packages whose version says enough of the classes that others derive from them."""
 
 
 def source_digest(roots: Iterable[str]) -> str:
@@ -41,14 +43,30 @@ def sources_of(roots: Iterable[str]) -> dict[str, str]:
 
 def foreign_code(paths: Iterable[str]) -> dict[str, str]:
     """The code, as it lies on disk now, of classes of other packages than MedPFL, and of what their modules import of
-    these packages: module to digest.
+    these packages and of the folder in which these lie: module to digest.
 
     Args:
         paths: names of classes. Those of MedPFL are left out: its version is told.
     """
     _defining.cache_clear()
     roots = {path.rpartition(".")[0] for path in paths if _package(path) != "medpfl"}
-    return _followed(roots, set(map(_package, roots)), _code)
+    packages = set(map(_package, roots))
+    return _followed(roots, packages, _code, {*map(_folder, packages)} - {None})
+
+
+def code_of(kind: type) -> dict[str, str]:
+    """As ``foreign_code`` of one class, with the modules of the classes that it derives from, of whichever package.
+
+    Raises:
+        OSError: one has no file, as where it was written in a notebook.
+    """
+    _defining.cache_clear()
+    roots = {each.__module__ for each in kind.__mro__ if _package(each.__module__) not in _TOLD}
+    packages = {_package(kind.__module__)} - _TOLD
+    found = _followed(roots, packages, _code, {*map(_folder, packages)} - {None})
+    if not all(found[root] for root in roots):
+        raise FileNotFoundError(f"{kind.__qualname__} has no file")
+    return found
 
 
 def _package(name: str) -> str:
@@ -70,9 +88,11 @@ def _followed(
     roots: set[str], packages: set[str], read: "Callable[[str], _Code]", folders: Set[Path | None] = frozenset()
 ) -> dict[str, str]:
     """The digests of ``roots`` and of all modules of ``packages``, or of what lies in ``folders``, that they import,
-    directly or not."""
+    directly or not. MedPFL's own code is looked at only where it is one of ``packages``."""
     waiting, found = set(roots), dict[str, str]()
-    own = functools.cache(lambda package: package in packages or (bool(folders) and _folder(package) in folders))
+    own = functools.cache(
+        lambda package: package in packages or (bool(folders) and package != "medpfl" and _folder(package) in folders)
+    )
     while waiting:
         name = waiting.pop()
         if name not in found and name not in PAGES:
@@ -138,8 +158,10 @@ def _code(name: str) -> _Code:
     except (ImportError, ValueError):  # its package is not installed; of __main__, as in a notebook
         spec = None
     written = _written(spec)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py") or written is None:
-        return _Code("", frozenset(), spec, written)  # compiled, gone, or a folder without code
+    if spec is None or spec.origin is None or written is None:
+        return _Code("", frozenset(), spec, written)  # built in, gone, or a folder without code
+    if not spec.origin.endswith(".py"):  # compiled
+        return _Code(digest_of(Path(spec.origin).read_bytes().hex()), frozenset(), spec, written)
     try:
         with tokenize.open(spec.origin) as file:  # with or without a byte order mark, in the declared encoding
             tree = ast.parse(file.read())
