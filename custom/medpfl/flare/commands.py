@@ -42,6 +42,8 @@ from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 from medpfl.core.errors import DataError
 from medpfl.data.untrusted import check_growth
 from medpfl.flare.failures import CHANNEL
+from medpfl.flare.flooding import Pieces, give_up_stalled
+from medpfl.flare.outliving import outlive_streams
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INNER = "this is for the server's own processes to ask"
@@ -149,6 +151,13 @@ def refuse_uploads(server: FederatedServer) -> None:
     _look_at(server.cell, wrong)
 
 
+def refuse_floods(cell: object, pieces: Pieces | None = None) -> None:
+    """From now on the server's own process, reached by ``cell``, takes and passes on no more of a hospital's messages
+    that are not whole than ``pieces`` says."""
+    _look_at(cell, (pieces or Pieces()).too_much)
+    give_up_stalled()
+
+
 def refuse_commands_to_job(fl_ctx: FLContext) -> None:
     """Likewise of a job's process at the server and what the server's own process says to it, where that process has
     not refused it (a kit without ``medpfl site allow``): each hospital could end the others' job, which was said to be
@@ -162,6 +171,8 @@ def refuse_commands_to_job(fl_ctx: FLContext) -> None:
     engine = fl_ctx.get_engine()
     if getattr(getattr(engine, "server", None), "command_agent", None) is not None:  # else all are one process
         _look_at(engine.get_cell(), wrong)
+        outlive_streams()
+        give_up_stalled()
 
 
 def _look_at(cell: object, wrong: Callable[[CellMessage], str | None]) -> None:

@@ -32,7 +32,7 @@ from medpfl.flare.identity import check_identity, check_server
 from medpfl.flare.kit_files import Json, Privacy, Resources, local_file, read_file
 from medpfl.flare.kits import DEFAULT_STORAGE, Kit, awkward, read_kit, storage_of
 from medpfl.flare.left_over import left_over
-from medpfl.flare.starting import FILE as STARTING
+from medpfl.flare.starting import prepared
 from medpfl.flare.supervision import RESTARTS, unsupervised
 from medpfl.rounds.hospital.policy import check_named
 from medpfl.rounds.hospital.withholding import check_known
@@ -284,7 +284,7 @@ def _supervision(kit: Kit) -> Iterator[Finding]:
         yield problem(check, "if a job's process is killed here, FLARE ends the whole job, at all hospitals", mend)
     else:
         yield problem(check, "if the server is killed, FLARE shows the jobs that it ran as RUNNING for ever", mend)
-    if not (kit.local / STARTING).exists():
+    if not prepared(kit):
         others = "read every file that this user can read" if hospital else "speak as this server, and end others' jobs"
         text = "a kit that is started twice, or has expired, would start and say nothing"
         yield problem(check, f"{text}; other hospitals could {others}", mend)

@@ -34,6 +34,12 @@ class Component(FlareFile):
     args: Json = {}
 
 
+class Components(FlareFile):
+    """A file that adds components to those of ``resources.json``."""
+
+    components: list[Component] = []
+
+
 class Storage(FlareFile):
     args: Json = {}
 

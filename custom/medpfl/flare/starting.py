@@ -23,14 +23,15 @@ from nvflare.apis.fl_constant import FLContextKey, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils.log_utils import configure_logging
-from pydantic import Field
 
 from medpfl.core.errors import MedPFLError
-from medpfl.flare.commands import close_commands, refuse_commands, refuse_others, refuse_uploads
+from medpfl.flare.commands import close_commands, refuse_commands, refuse_floods, refuse_others, refuse_uploads
 from medpfl.flare.failures import contain_failures
 from medpfl.flare.identity import SOON
-from medpfl.flare.kit_files import Component, FlareFile, write_file
+from medpfl.flare.kit_files import Component, Components, write_file
 from medpfl.flare.kits import Kit, read_kit
+from medpfl.flare.outliving import FILE as OF_JOBS
+from medpfl.flare.outliving import prepare_jobs
 from medpfl.flare.plain_jobs import look_first
 from medpfl.flare.provision import fingerprint
 
@@ -38,12 +39,6 @@ FILE = "medpfl__p_resources.json"  # by this ending FLARE reads it for the site'
 LOCK = "running.lock"
 EXPIRED = "a certificate in its kit has expired"
 """What the server is told of a hospital that takes no job any more."""
-
-
-class Components(FlareFile):
-    """``FILE``."""
-
-    components: list[Component] = Field(default=[])
 
 
 class Start(FLComponent):
@@ -106,6 +101,7 @@ class Start(FLComponent):
         if self._kit.role == "server":
             refuse_commands(site.cell)
             refuse_uploads(site)
+            refuse_floods(site.cell)
             contain_failures(site)
 
     def _stay_away(self) -> None:
@@ -122,13 +118,21 @@ class Start(FLComponent):
 
 
 def prepare(kit: Path) -> None:
-    """Put ``Start`` into a server's or hospital's kit; safe to repeat.
+    """Put ``Start`` into a server's or hospital's kit, and what a server's jobs need; safe to repeat.
 
     Raises:
         MedPFLError: it cannot be written.
     """
     own = Component(id="medpfl_start", path=f"{Start.__module__}.{Start.__name__}", args={})
     write_file(kit / "local" / FILE, Components(components=[own]))
+    if (kit / "startup" / "fed_server.json").is_file():
+        prepare_jobs(kit)
+
+
+def prepared(kit: Kit) -> bool:
+    """Whether ``prepare`` was done to it, and not by a version of before it wrote all that it writes."""
+    files = [FILE, OF_JOBS] if kit.role == "server" else [FILE]
+    return all((kit.local / file).exists() for file in files)
 
 
 def hold_folder(folder: Path) -> IO[str]:

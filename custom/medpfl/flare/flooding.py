@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much the server keeps for one hospital of messages that are not whole yet.
+
+FLARE 2.9 sends a message in pieces and keeps those of each message until the last one is there; of one whose first
+piece never comes, or whose last one comes twice, for ever. For each message that has begun, threads of two pools wait.
+It counts neither for whom: a single hospital could fill the memory, or take all threads, of the server and of each job.
+
+All that comes from outside passes the server's own process, so it is counted there (``Pieces``); that process and each
+job's give up what FLARE would keep (``give_up_stalled``).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.comm_config import CommConfigurator
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.byte_receiver import READ_TIMEOUT, RxTask
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import StreamError
+
+_MOST_BEGUN = 32
+"""Messages of one hospital at a time: FLARE's smaller pool has 64 threads."""
+_ASIDE = 1024
+"""Bytes that a piece takes beside its content."""
+_COUNTED = "medpfl_counted"
+_LOG = logging.getLogger(__name__)
+
+_Key = tuple[str, str, int | str]
+
+
+def _patience() -> float:
+    """Seconds without a piece after which FLARE gives up a message that it waits for."""
+    return float(CommConfigurator().get_streaming_read_timeout(READ_TIMEOUT))
+
+
+@dataclass
+class _Begun:
+    """A message of which not all pieces have been seen: their numbers, and that of the last one, if it is known."""
+
+    size: int = 0
+    seen: set[int] = field(default_factory=set)
+    last: int = -1
+    at: float = 0.0
+
+    def whole(self) -> bool:
+        return 0 <= self.last < len(self.seen)
+
+
+@dataclass
+class _Sender:
+    open: dict[_Key, _Begun] = field(default_factory=dict)
+    size: int = 0
+
+    def drop(self, key: _Key) -> None:
+        self.size -= self.open.pop(key).size
+
+    def forget(self, before: float) -> None:
+        for key in [key for key, one in self.open.items() if one.at < before]:
+            self.drop(key)
+
+    def begun(self) -> int:
+        return sum(0 in one.seen for one in self.open.values())
+
+
+class Pieces:
+    """The pieces that came from each hospital, or relay (by the certificate of who is connected), of messages that are
+    not whole.
+
+    Args:
+        most: bytes of one hospital; None: what FLARE takes as one message (4 GiB, if the kit says nothing else).
+        clock: seconds.
+    """
+
+    def __init__(self, most: int | None = None, clock: Callable[[], float] = time.monotonic):
+        self._most = most or CommConfigurator().get_streaming_max_blob_size()
+        self._kept = 2 * _patience()  # the job's process has given them up by then
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._senders: dict[str, _Sender] = {}
+
+    def too_much(self, message: Message) -> str | None:
+        """Why a piece is not taken; None: it is, or it is none. One that is shown again (FLARE has two kinds of
+        filters) is not counted again; one that is sent again is."""
+        keys = (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
+        origin, target, *what = (str(message.get_header(key)) for key in keys)
+        if what != [STREAM_CHANNEL, STREAM_DATA_TOPIC] or FQCN.get_root(origin) == FQCN.ROOT_SERVER:
+            return None
+        number, name = (message.get_header(key) for key in (StreamHeaderKey.SEQUENCE, StreamHeaderKey.STREAM_ID))
+        if message.get_header(StreamHeaderKey.ERROR_MSG) or message.get_prop(_COUNTED):
+            return None
+        if not isinstance(number, int) or not isinstance(name, int | str):
+            return "it is no piece of a message"
+        neighbour = message.get_prop(MessagePropKey.ENDPOINT)  # none of what came in a bundle
+        speaker = message.get_prop(MessagePropKey.COMMON_NAME) or (neighbour.name if neighbour else origin)
+        ends = message.get_header(StreamHeaderKey.DATA_TYPE) == StreamDataType.FINAL
+        size = _ASIDE + (len(message.payload) if message.payload else 0)
+        with self._lock:
+            sender = self._senders.setdefault(FQCN.get_root(speaker), _Sender())
+            why = self._refused(sender, size, number == 0 and not ends)
+            if why is None:
+                self._count(sender, (origin, target, name), number, ends, size)
+                message.set_prop(_COUNTED, True)
+        return why
+
+    def _refused(self, sender: _Sender, size: int, begins: bool) -> str | None:
+        for again in (True, False):
+            if sender.size + size > self._most:
+                why = f"of this hospital's messages that are not whole there would be more than {self._most} bytes"
+            elif begins and sender.begun() >= _MOST_BEGUN:
+                why = f"{_MOST_BEGUN} messages of this hospital have begun and are not whole"
+            else:
+                return None
+            if again:
+                sender.forget(self._clock() - self._kept)
+        return why
+
+    def _count(self, sender: _Sender, key: _Key, number: int, ends: bool, size: int) -> None:
+        one = sender.open.setdefault(key, _Begun())
+        one.seen.add(number)
+        one.size, one.at, one.last = one.size + size, self._clock(), max(one.last, number if ends else -1)
+        sender.size += size
+        if one.whole():
+            sender.drop(key)
+
+
+class Stalled:
+    """The messages that this process receives, and since when nothing came of each."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], tuple[tuple[int, int], float]] = {}
+
+    def give_up(self, now: float) -> None:
+        """Those of which nothing came for somewhat longer than FLARE itself would wait."""
+        with RxTask.map_lock:
+            tasks = dict(RxTask.rx_task_map)
+        found: dict[tuple[str, int], tuple[tuple[int, int], float]] = {}
+        for key, task in tasks.items():
+            if task.completed or task.failed:  # FLARE forgets these
+                continue
+            there = (task.received_offset, len(task.out_seq_chunks))
+            before, since = self._since.get(key, (there, now))
+            found[key] = there, (since if before == there else now)
+            if now - found[key][1] > 1.1 * _patience():
+                task.stop(StreamError(f"{task}: no further piece of it came"))
+        self._since = found
+
+
+def give_up_stalled() -> None:
+    """From now on this process gives up messages of which nothing comes any more; once for a process."""
+    stalled = Stalled()
+
+    def watch() -> None:
+        while True:
+            time.sleep(_patience() / 5)
+            try:
+                stalled.give_up(time.monotonic())
+            except Exception:  # noqa: BLE001 (whatever an ill-meant message made of one, the others are given up)
+                _LOG.exception("messages that stand still could not be given up")
+
+    threading.Thread(target=watch, name="stalled", daemon=True).start()
