@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
@@ -16,12 +17,14 @@ from nvflare.fuel.f3.streaming import byte_receiver
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
+from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 from nvflare.private.defs import new_cell_message
 
 from cells import Cells
 from medpfl.flare import flooding
 from medpfl.flare.commands import refuse_floods
 from medpfl.flare.flooding import Pieces, Stalled
+from medpfl.flare.pieces import Travelling
 
 MB = 2**20
 TOPIC = "flooded"
@@ -31,6 +34,8 @@ TOPIC = "flooded"
 def server(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
     """A server that takes messages of a topic, with no filters but the test's, and no watch that outlives it."""
     monkeypatch.setattr("medpfl.flare.commands.give_up_stalled", lambda: None)
+    asks = ViaDownloaderDecomposer._download_from_remote_cell  # so that it is FLARE's own again after the test
+    monkeypatch.setattr(ViaDownloaderDecomposer, "_download_from_remote_cell", getattr(asks, "__wrapped__", asks))
     kinds = (cells.server.core_cell.in_filter_reg, cells.server.core_cell.in_req_filter_reg)
     before = [kind.reg for kind in kinds]
     for kind in kinds:
@@ -126,6 +131,24 @@ def test_what_is_whole_does_not_count(cells: Cells, server: Cell) -> None:
         while len(came) <= number and time.monotonic() < deadline:
             time.sleep(0.02)
     assert came == [6 * MB] * 6
+
+
+def test_arrays_that_do_not_say_their_size_are_not_asked_for(cells: Cells, server: Cell) -> None:
+    """FLARE asked a message's sender for more of its arrays as long as there was more, whatever the message was."""
+    came: list[np.ndarray] = []
+    channel = CellChannel.AUX_COMMUNICATION
+    server.register_request_cb(channel=channel, topic=TOPIC, cb=lambda message: came.append(message.payload["a"]))
+
+    def said(array: np.ndarray) -> int:
+        message = new_cell_message({}, {"a": array})
+        cells.of("arrays").fire_and_forget(channel=channel, topic=TOPIC, targets="server", message=message)
+        return settled(lambda: len(came))
+
+    assert said(np.ones(3)) == 1
+    refuse_floods(server)
+    refuse_floods(server)
+    assert said(np.ones(3)) == 1
+    assert said(np.ones(3).view(Travelling)) == 2 and came[1].tolist() == [1, 1, 1]
 
 
 class Clock:

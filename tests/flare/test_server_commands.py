@@ -32,7 +32,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from nvflare.private.stream_runner import TOPIC_STREAM_REQUEST
 
 from cells import Cells
-from medpfl.flare import executor, starting
+from medpfl.flare import commands, executor, starting
 from medpfl.flare.allow import allow
 from medpfl.flare.commands import refuse_commands, refuse_commands_to_job, refuse_others, refuse_uploads
 from medpfl.flare.provision import provision
@@ -314,8 +314,10 @@ def test_the_server_lets_nobody_take_anothers_name(made: Path) -> None:
     assert found["after"] == {"server": [*own, *goes], "hospital-a": []}
 
 
-def test_a_job_is_ended_by_the_server_and_not_by_a_hospital(cells: Cells) -> None:
+def test_a_job_is_ended_by_the_server_and_not_by_a_hospital(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """FLARE's server asked nobody who says so; the job was COMPLETED, after as many rounds as there had been."""
+    for whole_process in ("outlive_streams", "give_up_stalled", "refuse_arrays"):
+        monkeypatch.setattr(commands, whole_process, lambda: None)
     job, channel, came = cells.of("server"), CellChannel.SERVER_COMMAND, []
     aux, event = CellChannel.AUX_COMMUNICATION, "fed.event"
 

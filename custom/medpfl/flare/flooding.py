@@ -7,8 +7,13 @@ It counts neither for whom: a single hospital could fill the memory, or take all
 
 All that comes from outside passes the server's own process, so it is counted there (``Pieces``); that process and each
 job's give up what FLARE would keep (``give_up_stalled``).
+
+Nor does FLARE bound arrays: a message may refer to some that lie with its sender, and whoever reads it asks for pieces
+of these as long as there are more. Where MedPFL reads messages it asks for those of its own kind, which says its size
+before it comes (``refuse_arrays``).
 """
 
+import functools
 import logging
 import threading
 import time
@@ -22,6 +27,9 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.byte_receiver import READ_TIMEOUT, RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
+from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
+
+from medpfl.flare.pieces import TravellingDecomposer
 
 _MOST_BEGUN = 32
 """Messages of one hospital at a time: FLARE's smaller pool has 64 threads."""
@@ -163,3 +171,19 @@ def give_up_stalled() -> None:
                 _LOG.exception("messages that stand still could not be given up")
 
     threading.Thread(target=watch, name="stalled", daemon=True).start()
+
+
+def refuse_arrays() -> None:
+    """From now on this process asks for no arrays that a message refers to, but for those of ``flare.pieces``; safe to
+    repeat."""
+    asks = ViaDownloaderDecomposer._download_from_remote_cell
+    if hasattr(asks, "__wrapped__"):
+        return
+
+    @functools.wraps(asks)
+    def ask(how: ViaDownloaderDecomposer, *args: object, **named: object) -> object:
+        if not isinstance(how, TravellingDecomposer):
+            raise RuntimeError(f"arrays that come by {type(how).__name__} are not asked for here")
+        return asks(how, *args, **named)
+
+    ViaDownloaderDecomposer._download_from_remote_cell = ask
