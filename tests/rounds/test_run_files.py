@@ -16,7 +16,7 @@ from medpfl.core.mixers import Mean, Mixer
 from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.hospital.local_rounds import LocalRounds
 from medpfl.rounds.hospital.mixed import MIXED, drop_mixed, keep_mixed, load_mixed, small_mixed
-from medpfl.rounds.hospital.private import PRIVATE, save_private
+from medpfl.rounds.hospital.private import PRIVATE, Basis, save_private
 from medpfl.rounds.hospital.run_files import HeldFiles, Later, RunFiles
 from medpfl.rounds.messages import Message, Slots
 from medpfl.rounds.protocol.replies import TrainReply
@@ -45,7 +45,7 @@ def play(files: RunFiles, first: int, last: int, best: int) -> None:
     for number in range(first, last + 1):
         keep_mixed(files, number - 1, network(number - 1).state_dict(), {best} if number > best + 1 else ())
         small = small_mixed(files, number - 1)
-        save_private(files, number, "", "", network(-number).state_dict(), {}, {}, small, {best})
+        save_private(files, number, Basis("", "", ""), network(-number).state_dict(), {}, {}, small, {best})
         drop_mixed(files, number - 1)
 
 
@@ -102,7 +102,7 @@ def test_what_the_server_sent_is_kept_without_a_copy(tmp_path: Path) -> None:
     state["model.bias"].zero_()
     held = files.read(MIXED, 1)
     assert held["model.weight"] is sent["model.weight"] and held["model.bias"].item() == 1.0
-    save_private(files, 2, "", "", state, {}, {}, small_mixed(files, 1), ())
+    save_private(files, 2, Basis("", "", ""), state, {}, {}, small_mixed(files, 1), ())
     assert files.read(PRIVATE, 2)["mixed/model.weight"] is sent["model.weight"]
     files.write()
     assert disk.read(MIXED, 1).keys() == held.keys()

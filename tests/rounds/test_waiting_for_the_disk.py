@@ -12,7 +12,7 @@ from torch import nn
 
 from medpfl.rounds.hospital import mixed
 from medpfl.rounds.hospital.mixed import drop_mixed, keep_mixed, load_mixed, small_mixed
-from medpfl.rounds.hospital.private import save_private
+from medpfl.rounds.hospital.private import Basis, save_private
 from medpfl.rounds.hospital.run_files import RunFiles
 from medpfl.rounds.server.coordinator import Coordinator
 from medpfl.rounds.simulate import simulate
@@ -67,7 +67,7 @@ def kept(folder: Path, round_number: int, best: set[int]) -> None:
     files = RunFiles(folder)
     keep_mixed(files, round_number - 1, network(round_number - 1).state_dict(), best)
     small = small_mixed(files, round_number - 1)
-    save_private(files, round_number, "", "", {}, {}, {}, small, best)
+    save_private(files, round_number, Basis("", "", ""), {}, {}, {}, small, best)
     drop_mixed(files, round_number - 1)
 
 
@@ -91,5 +91,5 @@ def test_killed_in_training_the_models_before_it_are_there(tmp_path: Path) -> No
     for files in (RunFiles(tmp_path), RunFiles(copied)):
         assert load_mixed(files, 2, models) is None and models["model"].weight.item() == 2.0
         assert load_mixed(files, 1, models) is None and models["model"].weight.item() == 1.0
-        save_private(files, 3, "", "", {}, {}, {}, small_mixed(files, 2), {1})
+        save_private(files, 3, Basis("", "", ""), {}, {}, {}, small_mixed(files, 2), {1})
     assert torch.equal(small_mixed(RunFiles(copied), 2)["model.weight"], torch.tensor([[2.0]]))

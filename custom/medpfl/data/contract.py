@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PrivateAttr, StrictBool
+from pydantic import JsonValue, PrivateAttr, StrictBool
 
 from medpfl.core.errors import DataError
 from medpfl.data.columns import Column
@@ -103,6 +103,10 @@ class Dataset(Strict, ABC):
     def target(self) -> Target:
         """What the answer to a case is, for a schema; kinds that can have several say which is declared."""
         return self.targets[0]
+
+    def coding_of_masks(self) -> list[JsonValue]:
+        """All by which the values of its label maps become the declared ones; of kinds without label maps: nothing."""
+        return []
 
     def shown_columns(self, listing: Listing) -> list[Column]:
         """Every used column, for the data check; of kinds that are no table: none."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from medpfl.core.errors import DataError, meant
 from medpfl.data.cache import How, PreparedCases
@@ -272,6 +272,9 @@ class Images(Described, Dataset):
         answers = [self.label.column if self.label else self.value, *(self._outcome.used() if self._outcome else [])]
         others = (self.split.group, self.split.column, *self.described_by)
         return list(dict.fromkeys(one for one in (*answers, *others) if one))
+
+    def coding_of_masks(self) -> list[JsonValue]:
+        return self.masks.coding() if self.masks else []
 
     @property
     def _outcome(self) -> Outcome | None:

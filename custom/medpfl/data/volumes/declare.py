@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from medpfl.component import spec_of
 from medpfl.core.errors import DataError
@@ -386,5 +386,12 @@ class Volumes(LabelMap, Described, Dataset):
             "size": [] if spec.whole else list(spec.size),
             "intensity": spec_of(spec.intensity),
             "labels": self.coding() if spec.target is Target.MASK else [case.value],
-            "structures": [[name, value] for name, value in self.structures.items()] or list(self.names()),
+            "structures": self._named(),
         }
+
+    def _named(self) -> list[JsonValue]:
+        """The names that structures have in the files, and what they mean."""
+        return [[name, value] for name, value in self.structures.items()] or list(self.names())
+
+    def coding_of_masks(self) -> list[JsonValue]:
+        return [self.coding(), self._named()] if self.labels else []

@@ -29,7 +29,7 @@ from medpfl.rounds.held_alike import Common
 from medpfl.rounds.hospital import policy
 from medpfl.rounds.hospital.mixed import drop_mixed, keep_mixed, small_mixed
 from medpfl.rounds.hospital.networks import Networks
-from medpfl.rounds.hospital.private import cut_of, held_private, save_private, save_refined
+from medpfl.rounds.hospital.private import Basis, cut_of, held_private, save_private, save_refined
 from medpfl.rounds.hospital.run_state import RunState
 from medpfl.rounds.hospital.scoring import Scoring
 from medpfl.rounds.messages import Message, Slots, copy_out, gather
@@ -55,6 +55,7 @@ class Ready:
         stopped: whether the job was aborted.
         config: digest of the job's configuration.
         code: of what the site file alone names of other packages: a kind of dataset, a network.
+        declared: see ``Basis``.
         resident: bytes of data that may stay on the device.
         networks: of all methods.
     """
@@ -74,6 +75,7 @@ class Ready:
     stopped: Callable[[], bool]
     config: str
     code: Mapping[str, str]
+    declared: str
     resident: int = 0
     networks: Networks = field(init=False)
 
@@ -91,6 +93,11 @@ class Ready:
     def cut(self) -> str:
         """See ``cut_of``."""
         return cut_of(self.data, self.task.spec.target, self.code)
+
+    @property
+    def basis(self) -> Basis:
+        """With what it goes on with a run, or begins one."""
+        return Basis(self.cut, self.declared, self.config)
 
     def build(self) -> None:
         """All networks with the job's initial weights."""
@@ -214,9 +221,8 @@ class LocalRounds:
         files, mixed = self.run.files, small_mixed(self.run.files, current - 1)
         best = {best.round for best in header.best.values()}
         private = {key: state[key] for key in self.ready.networks.private}
-        cut, config = self.ready.cut, self.ready.config
         optimizers, scalers = self.run.optimizers, self.run.scalers
-        save_private(files, current, cut, config, private, optimizers, scalers, mixed, best, header.begun)
+        save_private(files, current, self.ready.basis, private, optimizers, scalers, mixed, best, header.begun)
         self._saved = current
         if mixed:
             drop_mixed(files, current - 1)
@@ -307,7 +313,7 @@ class LocalRounds:
 
     def enter(self, header: OfRun) -> list[str]:
         """See ``RunState.enter``."""
-        return self.run.enter(header, self.ready.home, self.ready.networks, self.ready.cut, self.ready.config)
+        return self.run.enter(header, self.ready.home, self.ready.networks, self.ready.basis)
 
     def site(self, method: Method, round_number: int, span: Span | None = None, noise: Noise = None) -> Site:
         """The hospital as a method sees it in a round.

@@ -3,6 +3,7 @@
 them, small models as they were before the round's training (``rounds.hospital.mixed``)."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,26 @@ KEPT = 3
 its newest checkpoint is damaged, of the one before that."""
 
 
+@dataclass(frozen=True)
+class Basis:
+    """What a run goes on with here as it began, or not at all.
+
+    Attributes:
+        cut: of the data, see ``cut_of``.
+        declared: digest of what the site file says beside the data: the shape of an input, what the values of label
+            maps mean, the network of the hospital's choice. None in what an earlier MedPFL kept.
+        config: digest of the job's configuration, as the hospital tells it.
+    """
+
+    cut: str
+    declared: str | None
+    config: str
+
+    def same_data(self, meta: Mapping[str, object]) -> bool:
+        """Whether what was kept with ``meta`` was trained on these data, read in this way."""
+        return meta.get("cut") == self.cut and meta.get("declared") in (None, self.declared)
+
+
 def cut_of(data: SiteData, target: Target, code: Mapping[str, str]) -> str:
     """Of the data that a hospital trains on in a run: what their inputs and classes mean, which cases are in which
     split, whose they are, and what is known of them (not their masks, whose reading would take as long as a round).
@@ -51,8 +72,7 @@ def _fitted(known: Preparation | None) -> list[str]:
 def save_private(
     files: RunFiles,
     round_number: int,
-    cut: str,
-    config: str,
+    basis: Basis,
     private: Mapping[str, Tensor],
     optimizers: Mapping[str, torch.optim.Optimizer],
     scalers: Scalers,
@@ -63,8 +83,6 @@ def save_private(
     """Keep the state after a round, and those of the rounds before it (see ``KEPT``).
 
     Args:
-        cut: of the data, see ``cut_of``.
-        config: digest of the job's configuration, as the hospital tells it.
         private: the networks' private entries.
         optimizers: by network.
         scalers: of float16's gradients, by network.
@@ -78,7 +96,7 @@ def save_private(
             tensors.update({f"optimizer/{model}/{index}/{key}": value for key, value in entries.items()})
     tensors.update(_told(scalers))
     taken = {f"{MIXED_PART}{key}": tensor for key, tensor in mixed.items()}
-    about = {"optimizers": list(optimizers), "cut": cut, "config": config, BEGUN: begun}
+    about = {"optimizers": list(optimizers), **asdict(basis), BEGUN: begun}
     files.save(PRIVATE, round_number, tensors, about, given=taken)
     files.prune(PRIVATE, round_number, KEPT, {number + 1 for number in best})
 

@@ -11,7 +11,7 @@ from medpfl.core.errors import DataError, ProtocolError
 from medpfl.methods.precision import Scalers
 from medpfl.rounds.hospital.mixed import MIXED
 from medpfl.rounds.hospital.networks import Networks
-from medpfl.rounds.hospital.private import BEGUN, PRIVATE, restore_private
+from medpfl.rounds.hospital.private import BEGUN, PRIVATE, Basis, restore_private
 from medpfl.rounds.hospital.run_files import RunFiles
 from medpfl.rounds.lock import StateLock
 from medpfl.rounds.messages import plain_name
@@ -43,15 +43,14 @@ class RunState:
         self.optimizers: dict[str, torch.optim.Optimizer]
         self.scalers: Scalers = {}
 
-    def enter(self, header: OfRun, home: Path, networks: Networks, cut: str, config: str) -> list[str]:
+    def enter(self, header: OfRun, home: Path, networks: Networks, basis: Basis) -> list[str]:
         """On this process's first task of a run: start afresh in its first round, else take up what was kept on disk.
         What an earlier run with the same key has left is forgotten, also by who was away in the first round.
 
         Args:
             home: the hospital's folder of the job.
             networks: are given their private entries.
-            cut: of the data, see ``cut_of``.
-            config: digest of the job's configuration, as the hospital tells it.
+            basis: with what the hospital would go on.
 
         Returns:
             Sentences for the server on what was taken up, or is not there.
@@ -81,17 +80,17 @@ class RunState:
         notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
         if kept is None:
             return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
-        if kept.meta.get("cut") != cut:
+        if not basis.same_data(kept.meta):
             self._run = None
             sentence = (
                 f"{self._site}'s data are not those with which this run began: cases were added, removed, moved to "
-                "another split, labelled anew or have other values, the site file declares them otherwise, or a class "
-                "of another package that it names has other code. It would be tested on cases that it has trained on, "
-                "or its model's inputs would mean something else. Put them as they were, or submit the job with "
-                "another seed, which begins a new run"
+                "another split, labelled anew or have other values, the site file declares them otherwise or names "
+                "another network, or a class of another package that it names has other code. It would be tested on "
+                "cases that it has trained on, or its model's inputs would mean something else. Put them as they "
+                "were, or submit the job with another seed, which begins a new run"
             )
             raise DataError(sentence, public=sentence)
-        if kept.meta.get("config") != config:
+        if kept.meta.get("config") != basis.config:
             self._run = None
             raise ProtocolError(
                 "the server names a run of another method, task, noise or encryption than this job's; "

@@ -21,6 +21,7 @@ from medpfl.data.resident import serving
 from medpfl.data.samples import SiteData
 from medpfl.data.schema import digest_of_declared
 from medpfl.data.site_file import SiteFile
+from medpfl.data.target import Target
 from medpfl.methods.contract import Method
 from medpfl.methods.references import riding_along
 from medpfl.models.norms import single_sample_errors
@@ -224,6 +225,7 @@ class SiteRunner:
             stopped=self._stopped,
             config=digest_of([*said, marks]),
             code=foreign_code(own),
+            declared=_declared(site_file, chosen, data),
             resident=bytes_for_data(self.device, site_file.gpu.cache_gb, self._of),
         )
         ready.build()
@@ -279,3 +281,10 @@ class SiteRunner:
     def _rebuild(self) -> None:
         self.ready.build()
         self._spoilt = False
+
+
+def _declared(site_file: SiteFile, task: Task, data: SiteData) -> str:
+    """See ``Basis``; ``task`` has the network that the hospital trains."""
+    masks = task.spec.target is Target.MASK
+    coding = site_file.datasets[task.dataset].coding_of_masks() if masks else []
+    return digest_of([list(data.input_shape), coding, spec_of(task)])
