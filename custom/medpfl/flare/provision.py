@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Startup kits for real sites, made by ``nvflare provision`` from a project file, and prepared for this package."""
 
+import json
 import os
 import stat
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import NameOID
 from nvflare.tool.package_checker.check_rule import CHECK_PASSED, CheckRule
 from nvflare.tool.package_checker.server_package_checker import ServerPackageChecker
 from pydantic import ValidationError
@@ -25,6 +27,7 @@ from medpfl.results.schema import NO_HOSPITALS
 
 MUTUAL_TLS = "mtls"
 _WAYS = ("listening_host", "connect_to")
+_ISSUED = "cert.json"
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,16 @@ def provision(file: Path, output: Path) -> Provisioned:
     """Make startup kits under ``output``; a repetition keeps the root certificate and makes the next ``prod_NN``.
 
     Raises:
-        ConfigError: the project file is not valid.
+        ConfigError: the project file is not valid, or gives somebody who has a certificate another organisation or
+            role.
         MedPFLError: FLARE could not make the kits.
     """
     project = read_project(file)
     place = output / project.name
     state = place / "state"
-    first = not (state / "cert.json").exists()
+    first = not (state / _ISSUED).exists()
+    if not first:
+        _check_issued(file, project, state / _ISSUED)
     before = set(place.glob("prod_*"))
     try:  # FLARE would speak of a bug of its own
         output.mkdir(parents=True, exist_ok=True)
@@ -159,6 +165,31 @@ def provision(file: Path, output: Path) -> Provisioned:
     _private(place)
     root = x509.load_pem_x509_certificate(people[0].kit.root.read_bytes())
     return Provisioned(made[0], state, people, root, first)
+
+
+def _check_issued(file: Path, project: Project, issued: Path) -> None:
+    """Whoever has a certificate gets it again from FLARE, whatever the project says by now, and it alone says what they
+    may do."""
+    try:
+        stored = json.loads(issued.read_text())
+        texts = {one.name: stored[one.name]["cert"] for one in project.participants if one.name in stored}
+        subjects = {name: x509.load_pem_x509_certificate(text.encode()).subject for name, text in texts.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MedPFLError(f"{issued}, the state of earlier provisioning, cannot be read: {error}") from error
+    for one in project.participants:
+        if one.name not in subjects:
+            continue
+        said = [("org", NameOID.ORGANIZATION_NAME, one.org)]
+        if one.type == "admin":
+            said.append(("role", NameOID.UNSTRUCTURED_NAME, one.role))
+        for key, place, now in said:
+            was = [str(entry.value) for entry in subjects[one.name].get_attributes_for_oid(place)]
+            if was != [now]:
+                raise ConfigError(
+                    f"{file}: participant {one.name}: '{key}' is '{now}', and the certificate that was issued says "
+                    f"'{', '.join(was)}', which counts and comes again: write that, or give the participant another "
+                    "name; for a new certificate of the same name provision into a new folder, and hand out all kits"
+                )
 
 
 def preflight(kit: Kit) -> list[str]:
