@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run does not go on with other code of a class of one's own than it began with."""
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ import pytest
 import yaml
 
 from medpfl.component import class_name
+from medpfl.core.codecs import Chain, Half
 from medpfl.core.errors import MedPFLError
 from medpfl.core.sources import foreign_code
 from medpfl.job import Job
+from medpfl.job.codecs import Codecs
 from medpfl.methods.fedavg import FedAvg
 from medpfl.rounds.simulate import simulate
 from small_jobs import small_job
@@ -42,6 +45,21 @@ class Mine(Table):
         data = super().load(spec)
         splits = {name: replace(each, inputs=each.inputs * TIMES) for name, each in data.splits.items()}
         return replace(data, splits=splits)
+"""
+
+
+CODEC = """
+from dataclasses import dataclass
+import numpy as np
+from medpfl.core.codecs import Half
+from .steps import TIMES
+
+@dataclass(frozen=True)
+class Cut(Half):
+    tag = "cut"
+
+    def reduce(self, vector, seed):
+        return np.where(np.abs(vector) > 1e-4 * TIMES, vector, 0).astype(np.float32)
 """
 
 
@@ -179,6 +197,26 @@ def test_a_run_does_not_go_on_with_other_code_that_reads_its_data(
         play()
     (package / "steps.py").write_text("TIMES = 1\n")
     assert "resumed after round 2" in play()
+
+
+@pytest.mark.parametrize("way", ["to_site", "from_site"])
+def test_an_interrupted_run_begins_anew_with_other_code_of_a_codec(
+    way: str, package: Path, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """It went on in silence: half of its rounds sent what the other code left of their updates."""
+    (package / "cutting.py").write_text(CODEC)
+
+    def play(stop_after: int | None = None) -> str:
+        imported()
+        chain = Chain(importlib.import_module("minepackage.cutting").Cut(), Half())
+        job = dataclasses.replace(small_job(), codecs=Codecs(**{"to_site": None, "from_site": None, way: chain}))
+        done = simulate(job, table_sites, tmp_path / "results", tmp_path / "home", stop_after=stop_after)
+        return str(done.record.events)
+
+    play(1)
+    assert "resumed after round 1" in play(2)
+    (package / "steps.py").write_text("TIMES = 20\n")
+    assert "is kept and not resumed" in play()
 
 
 def test_a_hospital_with_other_code_is_told(table_sites: dict[str, Path], tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 """The coders at the two ends of a hospital's connection (see ``rounds.coding``), and both in one process."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from medpfl import store
-from medpfl.component import spec_of
+from medpfl.component import class_paths, spec_of
 from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.digest import digest_of
 from medpfl.core.errors import CodecError, MedPFLError
 from medpfl.core.mapped import move_to_file
+from medpfl.core.sources import foreign_code
 from medpfl.job.codecs import TASKS, Codecs
 from medpfl.rounds.coding import PAYLOAD, Coder, Held, Tensors, without
 from medpfl.rounds.hospital.private import KEPT
@@ -235,7 +236,9 @@ class SiteCoder(Coder):
             header = self._learn(reply)
             self._config = header.config
             specs = {"to_site": self._to_site, "from_site": as_json(spec_of(codec)) if codec else None}
-            config = digest_of([header.config, specs])  # a run goes on with the codecs it began with only
+            code = foreign_code(class_paths(specs))
+            # A run goes on with the codecs it began with only.
+            config = digest_of([header.config, specs, *([code] if code else ())])
             adapts = bool(codec and codec.adapts)
             about = {"config": config, "codecs": specs, "adapts": adapts}
             return Message(header.model_copy(update=about), reply.slots)
@@ -378,3 +381,12 @@ class Link:
             if self._site.lost:
                 self._server.forget()
             raise
+
+
+def links_of(codecs: Codecs | None, sites: Iterable[str], server: Path, hospitals: Path) -> dict[str, Link]:
+    """Every hospital's link, where the job has codecs.
+
+    Args:
+        server: the server's folder; ``hospitals``: the folder that holds those of the hospitals.
+    """
+    return {site: Link(codecs, server, hospitals / site, site) for site in sites} if codecs else {}

@@ -11,6 +11,7 @@ from medpfl.core.errors import MedPFLError
 from medpfl.core.temporary import temporary_folder
 from medpfl.data.site_file import load_site_file
 from medpfl.job import Job
+from medpfl.rounds.coders import links_of
 from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.rounds.likeness import Look, look_at, of_inputs
 from medpfl.rounds.loop import Exchange, beginning, carry
@@ -55,12 +56,14 @@ def rehearse(job: Job, site_files: Mapping[str, Path]) -> Rehearsal:
             for site, path in sorted(site_files.items())
         }
         coordinator = Coordinator(job, list(runners), scratch / "server", scratch / "results")
+        links = links_of(job.codecs, runners, scratch / "server", scratch)
 
         def deliver(exchange: Exchange) -> dict[str, Message[Reply]]:
             replies = {}
             for site, message in exchange.messages.items():
                 try:
-                    replies[site] = runners[site].handle(message)
+                    handle = runners[site].handle
+                    replies[site] = links[site].carry(message, handle) if links else handle(message)
                     if isinstance(message.header, InitRequest):  # what comes before it reads no data
                         sizes[site] = {split: len(samples) for split, samples in runners[site].data.splits.items()}
                         looks[site] = look_at(runners[site].data.splits["train"])

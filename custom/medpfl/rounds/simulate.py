@@ -13,7 +13,7 @@ from medpfl.core.mapped import release
 from medpfl.data.site_file import SiteFile, load_site_file
 from medpfl.job import EvaluationJob, Job
 from medpfl.results.callbacks import Callback
-from medpfl.rounds.coders import Link
+from medpfl.rounds.coders import links_of
 from medpfl.rounds.evaluation import EvaluationCoordinator
 from medpfl.rounds.hospital.run_files import Later, RunFiles
 from medpfl.rounds.hospital.site import SiteRunner
@@ -83,7 +83,7 @@ def simulate(
             return True
 
         coordinator = Coordinator(job, list(runners), server, results, trackers, due)
-        links = {site: Link(job.codecs, home / "server", home / site, site) for site in runners} if job.codecs else {}
+        links = links_of(job.codecs, runners, home / "server", home)
 
         parking = Parking(home)
         looks: dict[str, Look] = {}

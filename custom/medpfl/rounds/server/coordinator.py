@@ -4,7 +4,7 @@
 ``rounds.loop`` says in which order its methods are called: one that makes messages, then one that takes the answers.
 """
 
-from medpfl.component import class_name
+from medpfl.component import class_name, class_paths
 from medpfl.core.digest import digest_of
 from medpfl.core.errors import meant
 from medpfl.core.sources import foreign_code
@@ -79,7 +79,9 @@ class Coordinator(ServerRun):
         configs = sorted({ready[site].header.config for site in self.joined})
         components = self.end.about.components
         said = [self.job.name, self.settings.of_run(), components, list(self.roster), configs]
-        if code := foreign_code(class_name(type(mixer)) for mixer in self.copies.mixers.values()):
+        codecs = list((self.terms.codecs or {}).values())
+        own = [class_name(type(mixer)) for mixer in self.copies.mixers.values()]
+        if code := foreign_code([*own, *class_paths(codecs)]):
             said.append(code)
         if not self.begin(digest_of(said)):
             self._tell_sampling()
