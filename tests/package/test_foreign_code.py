@@ -13,7 +13,7 @@ import yaml
 
 from medpfl.component import class_name
 from medpfl.core.codecs import Chain, Half
-from medpfl.core.errors import MedPFLError
+from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.core.sources import foreign_code
 from medpfl.job import Job
 from medpfl.job.codecs import Codecs
@@ -174,6 +174,26 @@ def test_an_interrupted_run_begins_anew_with_other_code(
     changed, told = play("changed")
     assert "is kept and not resumed" in told
     assert_same(outcome(changed), outcome(play("anew")[0]))
+
+
+def test_a_process_does_not_go_on_with_code_that_is_another_on_disk(
+    package: Path, table_sites: dict[str, Path], tmp_path: Path
+) -> None:
+    """As in a notebook whose kernel runs on: the rounds were told to be of the new code, and the old one made them; a
+    new process took them up in silence."""
+    job = job_of(imported())
+    done = simulate(job, table_sites, tmp_path / "results", tmp_path / "home", stop_after=1)
+    assert done.done == 1
+    (package / "steps.py").write_text("TIMES = 20\n")
+    with pytest.raises(ConfigError, match=r"^minepackage.steps has changed since it was imported here, .* restart"):
+        simulate(job, table_sites, tmp_path / "results", tmp_path / "home", stop_after=2)
+    (package / "steps.py").write_text("TIMES = 1  # as it was\n")
+    assert "resumed after round 1" in str(
+        simulate(job, table_sites, tmp_path / "results", tmp_path / "home", stop_after=2).record.events
+    )
+    (package / "steps.py").write_text("TIMES = 20\n")
+    done = simulate(job_of(imported()), table_sites, tmp_path / "results", tmp_path / "home")
+    assert "is kept and not resumed" in str(done.record.events)
 
 
 def test_a_run_does_not_go_on_with_other_code_that_reads_its_data(

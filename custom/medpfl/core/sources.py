@@ -54,6 +54,27 @@ def foreign_code(paths: Iterable[str]) -> dict[str, str]:
     return _followed(roots, packages, _code, {*map(_folder, packages)} - {None})
 
 
+def code_here(paths: Iterable[str]) -> dict[str, str]:
+    """As ``foreign_code``, of classes that this process runs.
+
+    Raises:
+        ConfigError: a module is another one on disk than when it was looked at before in this process, which goes on
+            with what it imported. A result would be told to be of code that had no part in it.
+    """
+    found = foreign_code(paths)
+    for name, digest in found.items():
+        loaded = sys.modules.get(name)
+        spec = loaded and loaded.__spec__
+        before = _running.get(name)
+        if before is not None and spec is not None and before[0] is spec and before[1] != digest:
+            raise ConfigError(
+                f"{name} has changed since it was imported here, and what runs here is as it was: start Python again "
+                "(in a notebook, restart the kernel)"
+            )
+        _running[name] = spec, digest
+    return found
+
+
 def code_of(kind: type) -> dict[str, str]:
     """As ``foreign_code`` of one class, with the modules of the classes that it derives from, of whichever package.
 
@@ -114,6 +135,8 @@ class _Code:
 
 
 _known: dict[str, _Code] = {}
+_running: dict[str, tuple[ModuleSpec | None, str]] = {}
+"""Module to how it was loaded when ``code_here`` looked at it, and the digest of its code."""
 
 
 def look_again() -> None:

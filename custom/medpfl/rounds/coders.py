@@ -16,7 +16,7 @@ from medpfl.core.codecs import Codec, Progress, encode_with_feedback
 from medpfl.core.digest import digest_of
 from medpfl.core.errors import CodecError, MedPFLError
 from medpfl.core.mapped import move_to_file
-from medpfl.core.sources import foreign_code
+from medpfl.core.sources import code_here
 from medpfl.job.codecs import TASKS, Codecs
 from medpfl.rounds.coding import PAYLOAD, Coder, Held, Tensors, without
 from medpfl.rounds.hospital.private import KEPT
@@ -236,7 +236,7 @@ class SiteCoder(Coder):
             header = self._learn(reply)
             self._config = header.config
             specs = {"to_site": self._to_site, "from_site": as_json(spec_of(codec)) if codec else None}
-            code = foreign_code(class_paths(specs))
+            code = code_here(class_paths(specs))
             # A run goes on with the codecs it began with only.
             config = digest_of([header.config, specs, *([code] if code else ())])
             adapts = bool(codec and codec.adapts)

@@ -16,7 +16,7 @@ from medpfl.core.devices import bytes_for_data, current, memory_errors, training
 from medpfl.core.digest import digest_of
 from medpfl.core.errors import ConfigError, OutOfMemory, ProtocolError
 from medpfl.core.repeatable import repeatable
-from medpfl.core.sources import foreign_code
+from medpfl.core.sources import code_here
 from medpfl.data.resident import serving
 from medpfl.data.samples import SiteData
 from medpfl.data.schema import digest_of_declared
@@ -185,7 +185,7 @@ class SiteRunner:
         method, task = as_planned(*self._given, header.planned)
         self.method, self.task = method.at(self.name), task.at(self.name)
         recipe = [spec_of(method), spec_of(task)]
-        code = foreign_code(class_paths(recipe))  # a run does not go on with another method of the same name
+        code = code_here(class_paths(recipe))  # a run does not go on with another method of the same name
         said = [*recipe, code] if code else recipe
         methods = [self.method, *riding_along(header.slots, self.method)]
         self.device = training_device(site_file.gpu.device, self._turn)
@@ -224,7 +224,7 @@ class SiteRunner:
             guard=guard,
             stopped=self._stopped,
             config=digest_of([*said, marks]),
-            code=foreign_code(own),
+            code=code_here(own),
             declared=_declared(site_file, chosen, data),
             resident=bytes_for_data(self.device, site_file.gpu.cache_gb, self._of),
         )

@@ -7,7 +7,7 @@
 from medpfl.component import class_name, class_paths
 from medpfl.core.digest import digest_of
 from medpfl.core.errors import meant
-from medpfl.core.sources import foreign_code
+from medpfl.core.sources import code_here
 from medpfl.rounds.announcing import versions
 from medpfl.rounds.messages import Message, table
 from medpfl.rounds.planning import Planning
@@ -81,7 +81,7 @@ class Coordinator(ServerRun):
         said = [self.job.name, self.settings.of_run(), components, list(self.roster), configs]
         codecs = list((self.terms.codecs or {}).values())
         own = [class_name(type(mixer)) for mixer in self.copies.mixers.values()]
-        if code := foreign_code([*own, *class_paths(codecs)]):
+        if code := code_here([*own, *class_paths(codecs)]):
             said.append(code)
         if not self.begin(digest_of(said)):
             self._tell_sampling()
