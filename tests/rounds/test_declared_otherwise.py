@@ -120,6 +120,19 @@ def test_a_run_goes_on_where_the_data_were_moved(tmp_path: Path) -> None:
     assert "resumed after round 1" in goes_on(job, files, tmp_path)
 
 
+def test_models_of_label_maps_declared_otherwise_are_kept(tmp_path: Path) -> None:
+    """A finished job that was run again replaced them, as if the data had been the same."""
+    files = write_volume_sites(tmp_path / "sites")
+    job = small_job(1, None, SoftPull(lr=0.05, batch_size=2, steps=4), VOLUMES)
+    home = tmp_path / "home" / "anna" / "small"
+    goes_on(job, files, tmp_path)
+    goes_on(job, files, tmp_path)
+    assert not list(home.glob("models-*"))
+    change(files, lambda content: content["datasets"]["organ"].update(label_map={1: 0, 0: 1}))
+    goes_on(job, files, tmp_path)
+    assert len(list(home.glob("models-*"))) == 1
+
+
 def test_what_an_earlier_medpfl_kept_goes_on(tmp_path: Path) -> None:
     """It says nothing of how the site file declared the data."""
     files = write_volume_sites(tmp_path / "sites")

@@ -36,7 +36,7 @@ class _Finishing:
         self._header, self._rounds, self._here = header, rounds, rounds.ready
         self._notes = rounds.enter(header)
         here = self._here
-        self._models = open_models(here.home, f"{header.run} {here.cut}", header.begun)
+        self._models = open_models(here.home, f"{header.run} {here.cut} {here.declared}", header.begun)
         self._holding = Holding(
             here.task, here.data, here.device, self._models.folder, here.home.name, here.name, here.seed,
             here.methods, len(here.roster), here.policy.least_scored, here.guard.spent,
