@@ -137,6 +137,24 @@ def test_other_kinds_have_one_too(tmp_path: Path) -> None:
     assert "the classes are b, organ" in found.differences(load_site_file(other).datasets["organ"])[0]
 
 
+@pytest.mark.parametrize("kind", ["arrays", "volumes"])
+def test_one_of_a_kind_that_declares_nothing_else_alike_can_be_read(tmp_path: Path, kind: str) -> None:
+    """What 'medpfl schema' wrote of arrays, and of volumes with a class each, was refused as no schema."""
+    label = {"column": "dx", "classes": {"well": [0], "ill": [1]}}
+    dataset: dict[str, object] = {"kind": "volumes", "datalist": "list.json", "label": label}
+    if kind == "arrays":
+        dataset = {"kind": "arrays", "file": "a.npz", "inputs": "x", "labels": "y", "classes": label["classes"]}
+    site = tmp_path / "site.yaml"
+    site.write_text(yaml.safe_dump({"datasets": {"chest": dataset}}))
+    assert CliRunner().invoke(app, ["schema", str(site), "-o", str(tmp_path / "schema.yaml")]).exit_code == 0
+    declared = load_site_file(site).datasets["chest"]
+    found = read_schema(tmp_path / "schema.yaml")
+    assert found == schema_of("chest", declared) and not found.differences(declared)
+    old = (tmp_path / "schema.yaml").read_text().replace("declared: {}", "declared:")
+    (tmp_path / "schema.yaml").write_text(old)
+    assert read_schema(tmp_path / "schema.yaml").digest == found.digest
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("dataset: blood\n")
     with pytest.raises(SiteFileError, match=r"s\.yaml: it is no dataset's schema: key 'kind' is missing"):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from medpfl.core.errors import SiteFileError
 from medpfl.data.contract import Dataset
@@ -46,6 +46,12 @@ class Schema(Strict):
     answer: Literal["several", "survival"] | None = None
     declared: dict[str, JsonValue] = Field(default={})
 
+    @field_validator("declared", mode="before")
+    @classmethod
+    def _nothing(cls, declared: object) -> object:
+        """Of a kind that wants nothing alike the key could stand alone."""
+        return {} if declared is None else declared
+
     def as_yaml(self) -> str:
         """The file's text."""
         content = self.model_dump(mode="json")
@@ -54,7 +60,8 @@ class Schema(Strict):
         ]
         for key in ("dataset", "kind", "classes", *(["answer"] if self.answer else [])):
             lines.append(_line(key, content[key]))
-        lines += ["declared:", *(f"  {_line(key, value)}" for key, value in content["declared"].items())]
+        declared = [f"  {_line(key, value)}" for key, value in content["declared"].items()]
+        lines += ["declared:" if declared else "declared: {}", *declared]
         return "\n".join(lines) + "\n"
 
     @property
