@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A project file that is changed after kits were made of it: certificates that were issued stay as they are."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from medpfl.cli import main
 from medpfl.core.errors import ConfigError, MedPFLError
 from medpfl.flare.provision import provision
 
@@ -76,3 +78,27 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     state.write_text("{")
     with pytest.raises(MedPFLError, match=r"cert\.json, the state of earlier provisioning, cannot be read"):
         provision(PROJECT, tmp_path)
+
+
+def test_kits_of_another_address_are_told(
+    kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It said that kits handed out earlier stay valid, which look for the server where it is no more."""
+    project = yaml.safe_load(PROJECT.read_text())
+    shutil.copytree(kits, tmp_path / "kits")
+    names = [one["name"] for one in project["participants"]]
+    file = tmp_path / "project.yml"
+    for change, told in (
+        ({}, []),
+        ({"fed_learn_port": 8102, "admin_port": 8102}, names),
+        ({"default_host": "a.org"}, names[1:]),
+    ):
+        project["participants"][0].update(change)
+        file.write_text(yaml.safe_dump(project))
+        made = provision(file, tmp_path / "kits")
+        assert sorted(made.moved) == sorted(told)
+    monkeypatch.setattr("sys.argv", ["medpfl", "provision", "-o", str(tmp_path / "kits")])
+    with pytest.raises(SystemExit):
+        main()
+    said = " ".join(capfd.readouterr().out.split())
+    assert "kits handed out earlier stay valid; but those of server.example.org, hospital-a" in said

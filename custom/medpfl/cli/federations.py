@@ -166,7 +166,9 @@ def _tell(made: "Provisioned") -> None:
     for person in made.people:
         table.add_row(person.kit.name, f"{person.role} of {person.org}")
     console.print(table)
-    kept = "new" if made.first else "the same as before: kits handed out earlier stay valid"
+    others = f"; but those of {', '.join(made.moved)} have another address, and are to be handed out again"
+    stay = f"the same as before: kits handed out earlier stay valid{others if made.moved else ''}"
+    kept = "new" if made.first else stay
     lines = [
         f"Root certificate ({kept}), valid until {made.root.not_valid_after_utc.date()}, SHA-256:",
         f"  {made.fingerprint}",

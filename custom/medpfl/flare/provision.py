@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,8 @@ class Provisioned:
     """What one provisioning made.
 
     ``folder`` holds the kits; ``state`` holds the root certificate's private key and never leaves the centre;
-    ``first``: whether the root certificate is new.
+    ``first``: whether the root certificate is new; ``moved``: whose kit of the time before looks for the server, or
+    listens, at another address than the new one.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class Provisioned:
     people: list[Person]
     root: x509.Certificate
     first: bool
+    moved: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -164,7 +167,18 @@ def provision(file: Path, output: Path) -> Provisioned:
             close_console(person.kit.folder)
     _private(place)
     root = x509.load_pem_x509_certificate(people[0].kit.root.read_bytes())
-    return Provisioned(made[0], state, people, root, first)
+    return Provisioned(made[0], state, people, root, first, tuple(_moved(sorted(before), people)))
+
+
+def _moved(before: Sequence[Path], people: Sequence[Person]) -> Iterator[str]:
+    for kit in (person.kit for person in people):
+        kept = [folder / kit.name for folder in before if (folder / kit.name).is_dir()]
+        try:
+            old = read_kit(kept[-1]) if kept else kit
+        except MedPFLError:  # it was taken apart
+            continue
+        if (old.host, old.port, old.listens) != (kit.host, kit.port, kit.listens):
+            yield kit.name
 
 
 def _check_issued(file: Path, project: Project, issued: Path) -> None:
