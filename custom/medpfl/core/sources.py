@@ -64,7 +64,7 @@ def code_here(paths: Iterable[str]) -> dict[str, str]:
     found = foreign_code(paths)
     for name, digest in found.items():
         loaded = sys.modules.get(name)
-        spec = loaded and loaded.__spec__
+        spec = loaded.__spec__ if loaded else None
         before = _running.get(name)
         if before is not None and spec is not None and before[0] is spec and before[1] != digest:
             raise ConfigError(
