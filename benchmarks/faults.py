@@ -10,7 +10,7 @@ models. A fault whose result is another one must be told of by an event.
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,8 +80,22 @@ class _Hospitals(HospitalFederation):
         return {**super()._environment(name), "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20"}
 
 
-def measure(only: str) -> Iterator[Found]:
-    """Do every fault whose words hold ``only`` to a federation of its own; no process is left.
+def chosen(only: str, out: Path | None) -> dict[str, Fault]:
+    """The faults whose words hold ``only``.
+
+    Raises:
+        MedPFLError: there are none, or the file for the numbers holds another benchmark's.
+    """
+    found = {words: do for words, do in FAULTS.items() if only in words}
+    if not found:
+        raise MedPFLError(f"--only: no fault's words hold '{only}'; there are: {'; '.join(FAULTS)}")
+    if out is not None and out.exists() and "faults" not in read_compact(out):
+        raise MedPFLError(f"{out}: expected a result of the benchmark 'faults'")
+    return found
+
+
+def measure(faults: Mapping[str, Fault]) -> Iterator[Found]:
+    """Do every fault to a federation of its own; no process is left.
 
     Raises:
         MedPFLError: the federation does not start.
@@ -104,10 +118,9 @@ def measure(only: str) -> Iterator[Found]:
         project = find_bundle() / "poc" / "project.yml"
         hospitals = _Hospitals(project, folder / "sites", sites, workspace=folder / "federation")
         with hospitals.line, hospitals as federation:
-            for words, do in FAULTS.items():
-                if only in words:
-                    bench = Bench(federation, hospitals.line, job, same, whole, folder)
-                    yield _one(bench, words, do)
+            for words, do in faults.items():
+                bench = Bench(federation, hospitals.line, job, same, whole, folder)
+                yield _one(bench, words, do)
 
 
 def _one(bench: Bench, words: str, do: Fault) -> Found:
@@ -185,7 +198,7 @@ def command(
     """Every fault that a federation must survive, done to four provisioned hospitals on this machine."""
     facts = machine()
     found = []
-    for one in measure(only):
+    for one in measure(chosen(only, out)):
         found.append(one)
         say(f"{one.fault}: {one.verdict} ({one.seconds:.0f} s)")
         write_json(out, "faults", facts, as_results(found, out))

@@ -100,7 +100,13 @@ class Found:
 
 
 def run(count: int, seed: int = 0) -> Found:
-    """Try ``count`` mutations, of all kinds in turn."""
+    """Try ``count`` mutations, of all kinds in turn.
+
+    Raises:
+        MedPFLError: that is none.
+    """
+    if count < 1:
+        raise MedPFLError(f"--count must be at least 1, got {count}")
     nvflare_fobs_initialize()
     rng, found, before = random.Random(seed), Found(), _memory()
     with tempfile.TemporaryDirectory(prefix="medpfl-fuzz-") as folder:

@@ -4,7 +4,10 @@
 import json
 from pathlib import Path
 
-from benchmarks.faults import FAULTS, Found, as_results, table_of
+import pytest
+
+from benchmarks.faults import FAULTS, Found, as_results, chosen, table_of
+from medpfl.core.errors import MedPFLError
 
 WORDS = list(FAULTS)
 
@@ -30,3 +33,16 @@ def test_a_file_keeps_what_was_not_measured_again(tmp_path: Path) -> None:
         f"| {WORDS[0]} | ABORTED, then COMPLETED | the same result | anna, berta: resumed (round 3) | 2 |",
         f"| {WORDS[2]} | COMPLETED | the same result | nothing | 2 |",
     ]
+
+
+def test_faults_that_do_not_exist_are_none_that_were_survived(tmp_path: Path) -> None:
+    """A misspelt word started a federation, did nothing to it and ended as if all had gone well."""
+    assert list(chosen("checkpoint", None)) == [words for words in WORDS if "checkpoint" in words]
+    assert list(chosen("", None)) == WORDS
+    with pytest.raises(MedPFLError, match="--only: no fault's words hold 'checkpiont'; there are: a hospital's job"):
+        chosen("checkpiont", None)
+    other = tmp_path / "mixing.json"
+    other.write_text('{"bench": "mixing"}')
+    with pytest.raises(MedPFLError, match=r"mixing\.json: expected a result of the benchmark 'faults'"):
+        chosen("checkpoint", other)  # before an hour of faults, not after the first
+    chosen("checkpoint", tmp_path / "new.json")

@@ -329,6 +329,25 @@ def test_p_equals_counting_all_sign_patterns(pairs: int) -> None:
     assert paired_gain([1.0] * pairs, [0.0] * pairs).p == pytest.approx(smallest_p(pairs))
 
 
+@pytest.mark.parametrize(
+    ("gained", "of", "far"),
+    [
+        ([1, 1, 2, -2, 0, 1, -1, 2, 2, 3], 6, 144),  # at six test patients: 128 of 1024 patterns were found
+        ([2, 2, -7, 3, 6, 0], 23, 40),
+        ([-1, -1, 3, -3, 3, -1, 1, 3, 0, 1], 12, 568),
+    ],
+)
+def test_sign_patterns_that_tie_count_whatever_the_decimals(gained: list[int], of: int, far: int) -> None:
+    """In whole numbers of patients, and as shares of them, which no number of decimals holds exactly."""
+    sums = [
+        abs(sum(sign * one for sign, one in zip(signs, gained, strict=True)))
+        for signs in itertools.product([1, -1], repeat=len(gained))
+    ]
+    assert sum(one >= abs(sum(gained)) for one in sums) == far
+    found = paired_gain([one / of for one in gained], [0.0] * len(gained))
+    assert found.p == pytest.approx(far / 2 ** len(gained))
+
+
 def test_many_pairs_are_told_as_drawn_at_random() -> None:
     """Five splits with five seeds have more sign patterns than are gone through: no p is as small as 2 / 2^25."""
     assert paired_gain([1.0] * 25, [0.0] * 25).p == pytest.approx(smallest_p(25)) and smallest_p(25) > 3e-5

@@ -151,6 +151,17 @@ print(json.dumps(told))
 
 
 @pytest.mark.slow
+def test_an_exported_network_asks_for_no_gradients(models: dict[str, Path], tmp_path: Path) -> None:
+    """Else its outputs are no numpy arrays, and whoever keeps those of many cases keeps all that led to them."""
+    export(models["table"], tmp_path / "out", "torchscript")
+    found = torch.jit.load(str(tmp_path / "out" / "model.ts"))  # type: ignore[no-untyped-call]
+    assert (
+        list(found.parameters())
+        and not found(torch.zeros(2, *load_deployed(models["table"]).input_shape)).requires_grad
+    )
+
+
+@pytest.mark.slow
 def test_torchscript_runs_without_this_package(models: dict[str, Path], tmp_path: Path) -> None:
     """Each kind of model, all of them in one process, which imports PyTorch once."""
     for kind in KINDS:

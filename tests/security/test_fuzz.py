@@ -32,6 +32,11 @@ def test_no_mutation_gets_through_or_raises_another_error() -> None:
     assert all(found.outcomes[kind] for kind in told)
 
 
+def test_no_mutation_at_all_is_none_that_was_refused() -> None:
+    with pytest.raises(MedPFLError, match="--count must be at least 1, got 0"):
+        fuzz.run(0)
+
+
 @pytest.mark.slow
 @settings(max_examples=500)
 @given(pair=st.sampled_from(fuzz._pairs()), rng=st.randoms(use_true_random=False))

@@ -146,14 +146,21 @@ def _constants(traced: torch.jit.ScriptModule) -> list[str]:
 
 
 def save_script(module: torch.jit.ScriptModule, path: Path, more: Mapping[str, str]) -> None:
-    """Write a module without the stack of Python's calls that torch keeps of every operation: it names folders of this
-    machine, and with them the account, to whoever is given the file.
+    """Write a module that asks for no gradients, without the stack of Python's calls that torch keeps of every
+    operation: it names folders of this machine, and with them the account, to whoever is given the file.
 
     Args:
         more: name to text of what lies inside the archive beside it.
     """
     whole = io.BytesIO()
-    torch.jit.save(module, whole, _extra_files=dict(more))
+    learnt = [weight for weight in module.parameters() if weight.requires_grad]
+    try:
+        for weight in learnt:  # the module's weights are the model's own; in the file nothing is to be learnt
+            weight.requires_grad_(False)
+        torch.jit.save(module, whole, _extra_files=dict(more))
+    finally:
+        for weight in learnt:
+            weight.requires_grad_(True)
     with zipfile.ZipFile(whole) as made, zipfile.ZipFile(path, "w") as kept:
         for one in made.infolist():
             if not one.filename.endswith(".debug_pkl"):
