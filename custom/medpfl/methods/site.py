@@ -93,7 +93,8 @@ class Site:
                 inputs, targets = self._present(mine, purpose, step)
                 taken = mine[: 0 if lot.blank else None]
                 seen.append(taken)
-                self._place = Place(lot.index, lots, lot, taken, torch.full((len(taken),), 1 / size))
+                weights = torch.full((len(taken),), 1 / (size * max(1, len(taken))))  # the loss is their mean
+                self._place = Place(lot.index, lots, lot, taken, weights)
                 yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
             return
         planned = planned_batches(lambda: self.task.order(samples, generator), size, epochs, steps)
