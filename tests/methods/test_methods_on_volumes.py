@@ -4,6 +4,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -22,6 +23,9 @@ from medpfl.methods.hospital import Hospital
 from medpfl.methods.local import Pooled
 from medpfl.methods.site import Site
 from medpfl.models.dynunet import DynUNet
+from medpfl.models.unet import UNet
+from medpfl.privacy.lots import RecordNoise
+from medpfl.privacy.noise import Stream
 from medpfl.rounds.simulate import simulate
 from small_volumes import VOLUMES, write_volume_sites
 
@@ -70,6 +74,51 @@ def test_statistics_see_the_centre_of_every_volume_once(tmp_path: Path) -> None:
     seen = torch.cat(list(Site(hospital, FedAvg(), 1).training_inputs(4)))
     rows = data.splits["train"].inputs
     assert isinstance(rows, CaseRows) and torch.equal(seen, rows[:]) and seen.shape == (6, 1, *VOLUMES.size)
+
+
+def test_patches_of_every_slice_hold_foreground_where_lots_show_a_volume_s_slices_together(tmp_path: Path) -> None:
+    """The organ is in low slices: as long as a volume's slices came in their own order, and the last third of them were
+    cut around foreground, there was none to be cut around."""
+    task = dataclasses.replace(VOLUMES, size=(4, 4), patches=True, architecture=UNet((2, 4), norm="group"))
+    data = task.load(load_site_file(write_volume_sites(tmp_path, sides=(24, 30))["anna"]))
+    models = torch.nn.ModuleDict({"model": task.network(data)})
+    noise = RecordNoise(1.0, 1.0, (), Stream("00" * 32))
+    hospital = Hospital(
+        task=task, data=data, models=models, device=torch.device("cpu"), roster=("anna",), name="anna", seed=0,
+        noise=noise,
+    )  # fmt: skip
+    train = data.splits["train"]
+    assert isinstance(train.targets, CaseRows)
+    organ = torch.tensor([bool(train.targets.whole(row).any()) for row in range(len(train))])
+    found = []
+    for batch in Site(hospital, FedAvg(batch_size=3), 1).training_batches(steps=20):
+        assert batch.place.rows is not None
+        there = organ[batch.place.rows]
+        found.append(batch.targets.flatten(1).any(dim=1)[there])
+    share = float(torch.cat(found).double().mean())
+    assert 1 / 4 < share < 1 / 2  # a third, and what other patches hold by chance
+
+
+def test_a_slice_of_many_weighs_less_in_an_update_under_noise_than_the_only_one_of_a_case(tmp_path: Path) -> None:
+    """A case's gradient is the mean over its slices, so that one of a single slice has all of its case's weight."""
+    task = dataclasses.replace(VOLUMES, size=(8, 8), architecture=UNet((2, 4), norm="group"))
+    data = task.load(load_site_file(write_volume_sites(tmp_path)["anna"]))
+    train = data.splits["train"]
+    kept = torch.from_numpy(np.flatnonzero((train.case == 0) | (np.diff(train.case, prepend=-1) > 0)))
+    few = dataclasses.replace(train, inputs=train.inputs[kept], targets=train.targets[kept], case=train.case[kept])
+    data = dataclasses.replace(data, splits={**data.splits, "train": few})
+    models = torch.nn.ModuleDict({"model": task.network(data)})
+    noise = RecordNoise(1.0, 1.0, (), Stream("00" * 32))
+    hospital = Hospital(
+        task=task, data=data, models=models, device=torch.device("cpu"), roster=("anna",), name="anna", seed=0,
+        noise=noise,
+    )  # fmt: skip
+    site = Site(hospital, FedAvg(batch_size=6, optimizer="sgd"), 1)  # all 6 cases are in every lot
+    for batch in site.training_batches(steps=1):
+        site.step("model", task.loss(models["model"](batch.inputs), batch.targets))
+    count = int((few.case == 0).sum())
+    (behind,) = site.behind.values()
+    assert count > 5 and behind.effective == pytest.approx(36 / (5 + 1 / count))
 
 
 @pytest.mark.slow

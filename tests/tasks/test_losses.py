@@ -22,6 +22,7 @@ from medpfl.job import Job
 from medpfl.rounds.hospital.site import SiteRunner
 from medpfl.tasks import Classification, Segmentation, Tabular, TimeSeries
 from medpfl.tasks.losses import CrossEntropy, DiceCE, DiceFocal, Focal, Loss, Tversky
+from medpfl.tasks.losses.regions import RegionDiceCE
 from small_jobs import write_table_sites
 from tools import run
 
@@ -106,6 +107,23 @@ def test_deep_supervision_weighs_each_level_half_of_the_one_before() -> None:
     expected = (4 * parts[0] + 2 * parts[1] + parts[2]) / 7
     assert float(loss([fine, middle, coarse], targets)) == pytest.approx(float(expected))
     assert torch.equal(loss([fine], targets), loss(fine, targets))
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("loss", [*EVERY, RegionDiceCE(((1,), (1,)))], ids=str)
+def test_of_outputs_in_half_precision_the_loss_is_what_float32_says_of_them(loss: Loss, half: torch.dtype) -> None:
+    """Of a patch with more voxels of a class than float16 has numbers, too, on a processor as on a GPU."""
+    drawn = torch.randn(1, 2, 64, 64, 20, generator=torch.Generator().manual_seed(0))
+    outputs = (drawn + torch.tensor([0.0, 3.0]).reshape(1, 2, 1, 1, 1)).to(half)
+    targets = torch.ones(1, 64, 64, 20, dtype=torch.uint8)
+    with torch.autocast("cpu", dtype=half):
+        found = loss(outputs.requires_grad_(), targets)
+    (gradient,) = torch.autograd.grad(found, outputs)
+    wide = outputs.detach().float().requires_grad_()
+    expected = loss(wide, targets)
+    (exact,) = torch.autograd.grad(expected, wide)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert torch.allclose(gradient.float(), exact, rtol=0.01, atol=1e-7)
 
 
 @pytest.mark.parametrize("loss", [DiceCE(), DiceFocal(), Tversky(), CrossEntropy(), Focal()], ids=str)

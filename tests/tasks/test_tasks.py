@@ -15,10 +15,14 @@ from torch import Tensor
 
 from medpfl.core.errors import ConfigError, DataError, SiteFileError
 from medpfl.data.site_file import SiteFile, load_site_file
+from medpfl.models.auto import Auto
 from medpfl.models.by_hospital import ByHospital
+from medpfl.models.dynunet import DynUNet
 from medpfl.models.resnet import ResNet
 from medpfl.models.unet import FCN, UNet, UNetPlusPlus
 from medpfl.tasks import Samples, Segmentation, SiteData, Tabular
+
+THICK = DynUNet((4, 4, 8), strides=((2, 2, 1), (2, 2, 2)))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,7 @@ from medpfl.tasks import Samples, Segmentation, SiteData, Tabular
         ({"size": [4, 8], "architecture": UNet((2, 4, 8, 16))}, ["size", "multiples of 8", "[4, 8]"]),
         ({"size": [24, 24], "architecture": UNetPlusPlus()}, ["multiples of 16", "[24, 24]"]),
         ({"size": [16, 24], "architecture": ByHospital(berlin=UNet((2, 4)), bonn=FCN())}, ["multiples of 16"]),
+        ({"size": [8, 12, 3], "architecture": ByHospital(berlin=THICK, bonn=UNet((2, 4)))}, ["of 4, 4, 2"]),
         ({"spacing": [1, 1]}, ["spacing", "a list of 3 numbers", "[1, 1]"]),
         ({"spacing": [1, 0, 1]}, ["spacing", "[1.0, 0.0, 1.0]"]),
         ({"spacing": [1, 1, -2]}, ["spacing", "[1.0, 1.0, -2.0]"]),
@@ -44,6 +49,20 @@ def test_segmentation_refuses(arguments: dict[str, Any], words: list[str]) -> No
         Segmentation("organ", **arguments)
     for word in ["Segmentation", *words]:
         assert word in str(caught.value)
+
+
+def test_patches_of_thick_slices_suit_hospitals_with_different_networks() -> None:
+    """Along each axis by itself, as they suit each of the networks alone."""
+    both = ByHospital(berlin=THICK, bonn=UNet((2, 4)))
+    for network in (THICK, UNet((2, 4)), both):
+        assert Segmentation("organ", size=(8, 12, 2), architecture=network).size == (8, 12, 2)
+    with pytest.raises(ConfigError, match="DynUNet's strides are for 3 axes, the inputs have 2"):
+        Segmentation("organ", size=(8, 12), architecture=both)
+
+
+def test_a_network_that_is_planned_for_all_hospitals_is_not_one_hospitals() -> None:
+    with pytest.raises(ConfigError, match="ByHospital: 'bonn' cannot be Auto, which is planned for all hospitals"):
+        ByHospital(berlin=UNet(), bonn=Auto())
 
 
 @pytest.mark.parametrize("hidden", [[0], [8, -1]])

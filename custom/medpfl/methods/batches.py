@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch, and where it stands in its pass over the data and in the job."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from medpfl.core.seeding import derive_seed
 from medpfl.privacy.lots import Lot
 
 
@@ -57,3 +60,24 @@ class Batch:
 def starts_of(samples: int, size: int) -> list[int]:
     """Where the batches of an epoch begin; without a last one of a single sample when there are larger ones."""
     return [start for start in range(0, samples, size) if start == 0 or size == 1 or samples - start > 1]
+
+
+def planned_batches(
+    order: Callable[[], Tensor], size: int, epochs: int | None, steps: int | None
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Each batch's number, of how many, and its training samples; ``order``: those of one pass."""
+    done = 0
+    for _ in range(steps or epochs or 0):
+        taken = order()
+        starts = starts_of(len(taken), size)
+        for start in starts:
+            yield done, steps or (epochs or 0) * len(starts), taken[start : start + size]
+            done += 1
+            if done == steps:
+                return
+
+
+def shuffled(rows: Tensor, *seed: str | int) -> Tensor:
+    """In another order: what a task shows of a sample may go by its place in the batch, as that of patches does. It
+    hangs on the seed alone, and so not on which other cases a lot holds."""
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(derive_seed(*seed)))]

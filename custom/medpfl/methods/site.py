@@ -17,8 +17,7 @@ from medpfl.core.layout import laid_out_like
 from medpfl.core.seeding import derive_seed
 from medpfl.data.resident import OnDevice, Resident
 from medpfl.data.rows import take
-from medpfl.data.samples import Samples
-from medpfl.methods.batches import Batch, Place, Span, starts_of
+from medpfl.methods.batches import Batch, Place, Span, planned_batches, shuffled, starts_of
 from medpfl.methods.effective_samples import EffectiveSamples
 from medpfl.methods.hospital import Hospital
 from medpfl.methods.precision import cast as cast_to
@@ -89,13 +88,16 @@ class Site:
             rows = [torch.from_numpy(np.flatnonzero(samples.case == case)) for case in range(cases)]
             for lot, case in self._noise.lots(cases, size, lots):
                 self.go_on()
-                inputs, targets = self._present(rows[case], purpose, lot.index * cases + case)
-                taken = rows[case][: 0 if lot.blank else None]
+                step = lot.index * cases + case
+                mine = shuffled(rows[case], self._seed, self.name, self.round, purpose, step, "order")
+                inputs, targets = self._present(mine, purpose, step)
+                taken = mine[: 0 if lot.blank else None]
                 seen.append(taken)
-                self._place = Place(lot.index, lots, lot, taken, torch.full((len(taken),), 1 / size))
+                weights = torch.full((len(taken),), 1 / (size * max(1, len(taken))))  # the loss is their mean
+                self._place = Place(lot.index, lots, lot, taken, weights)
                 yield Batch(moved(inputs, self.device), moved(targets, self.device), self._place)
             return
-        planned = self._planned(samples, generator, epochs, steps)
+        planned = planned_batches(lambda: self.task.order(samples, generator), size, epochs, steps)
 
         def shown(one: tuple[int, int, Tensor]) -> tuple[int, int, Tensor, OnDevice]:
             return *one, self._on_device(one[2], purpose, one[0])
@@ -116,20 +118,6 @@ class Site:
     def drawn(self) -> list[int]:
         """Different training samples that each phase of training has seen; the hospital's policy asks for a least."""
         return [len(np.unique(torch.cat(rows).numpy())) if rows else 0 for rows in self._seen]
-
-    def _planned(
-        self, samples: Samples, generator: torch.Generator, epochs: int | None, steps: int | None
-    ) -> Iterator[tuple[int, int, Tensor]]:
-        """Each batch's number, of how many, and its training samples."""
-        size, done = self.method.batch_size, 0
-        for _ in range(steps or epochs or 0):
-            order = self.task.order(samples, generator)
-            starts = starts_of(len(order), size)
-            for start in starts:
-                yield done, steps or (epochs or 0) * len(starts), order[start : start + size]
-                done += 1
-                if done == steps:
-                    return
 
     def _on_device(self, chosen: Tensor, purpose: str, step: int) -> OnDevice:
         """The same on the training device, where what lies there already is not copied again."""

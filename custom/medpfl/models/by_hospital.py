@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from medpfl.core.errors import ConfigError
+from medpfl.models.auto import Auto
 from medpfl.models.contract import Architecture
 
 
@@ -40,6 +41,11 @@ class ByHospital(Architecture):
         for name, given in hospitals.items():
             if not isinstance(given, Architecture) or isinstance(given, ByHospital):
                 raise ConfigError(f"ByHospital: '{name}' must be an architecture, got {given!r}")
+            if isinstance(given, Auto):
+                raise ConfigError(
+                    f"ByHospital: '{name}' cannot be Auto, which is planned for all hospitals together; let the task's "
+                    "architecture be Auto, or take what 'medpfl plan' writes"
+                )
         if not hospitals:
             raise ConfigError("ByHospital needs at least one hospital or 'default'")
         self.hospitals = dict(sorted(hospitals.items()))
@@ -50,6 +56,11 @@ class ByHospital(Architecture):
         multiples = [given.multiple for given in self.hospitals.values()]
         known = [multiple for multiple in multiples if multiple is not None]
         return math.lcm(*known) if len(known) == len(multiples) else None
+
+    def multiples(self, axes: int) -> tuple[int, ...] | None:
+        each = [given.multiples(axes) for given in self.hospitals.values()]
+        known = [lengths for lengths in each if lengths is not None]
+        return tuple(math.lcm(*steps) for steps in zip(*known, strict=True)) if len(known) == len(each) else None
 
     @property
     def fixed(self) -> bool:

@@ -73,6 +73,8 @@ class Loss(Checked):
     def _checked(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if Target.MASK in self.answers:
             check_places(outputs, targets)
+        if outputs.dtype in (torch.float16, torch.bfloat16):  # whose sums end at 65504, or have three digits
+            outputs = outputs.float()
         found: object = self.of(outputs, targets)
         if not isinstance(found, Tensor) or found.numel() != 1:
             got = f"a tensor of the shape {list(found.shape)}" if isinstance(found, Tensor) else shown(found)
