@@ -13,6 +13,7 @@ from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.stats_pool import CounterPool, HistPool, StatsPoolManager
 from nvflare.fuel.f3.streaming import byte_receiver
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
@@ -36,6 +37,9 @@ def server(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
     monkeypatch.setattr("medpfl.flare.commands.give_up_stalled", lambda: None)
     asks = ViaDownloaderDecomposer._download_from_remote_cell  # so that it is FLARE's own again after the test
     monkeypatch.setattr(ViaDownloaderDecomposer, "_download_from_remote_cell", getattr(asks, "__wrapped__", asks))
+    for kind, verb in ((HistPool, "record_value"), (CounterPool, "increment")):
+        counts = getattr(kind, verb)
+        monkeypatch.setattr(kind, verb, getattr(counts, "__wrapped__", counts))
     kinds = (cells.server.core_cell.in_filter_reg, cells.server.core_cell.in_req_filter_reg)
     before = [kind.reg for kind in kinds]
     for kind in kinds:
@@ -149,6 +153,27 @@ def test_arrays_that_do_not_say_their_size_are_not_asked_for(cells: Cells, serve
     refuse_floods(server)
     assert said(np.ones(3)) == 1
     assert said(np.ones(3).view(Travelling)) == 2 and came[1].tolist() == [1, 1, 1]
+
+
+def test_the_names_of_messages_are_not_kept_for_ever(cells: Cells, server: Cell) -> None:
+    """FLARE counts messages by their channel and topic, which may be a megabyte long, and by where they say they began;
+    each name stayed in the server's memory."""
+    pools = StatsPoolManager.pools.values()
+
+    def names() -> list[str]:
+        return [name for pool in pools for name in getattr(pool, "cat_bins", None) or getattr(pool, "cat_counters", {})]
+
+    def send_named(first: int) -> int:
+        for number in range(first, first + 5):
+            cells.of("named").core_cell.fire_and_forget("named", f"{number}" + 100_000 * "x", "server", Message())
+        return settled(lambda: sum("xxx" in name for name in names()))
+
+    before = send_named(0)
+    assert before >= 5
+    refuse_floods(server)
+    refuse_floods(server)
+    assert send_named(5) == before
+    assert flooding.OTHERS in names()
 
 
 class Clock:

@@ -316,7 +316,7 @@ def test_the_server_lets_nobody_take_anothers_name(made: Path) -> None:
 
 def test_a_job_is_ended_by_the_server_and_not_by_a_hospital(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """FLARE's server asked nobody who says so; the job was COMPLETED, after as many rounds as there had been."""
-    for whole_process in ("outlive_streams", "give_up_stalled", "refuse_arrays"):
+    for whole_process in ("outlive_streams", "give_up_stalled", "refuse_arrays", "bound_statistics"):
         monkeypatch.setattr(commands, whole_process, lambda: None)
     job, channel, came = cells.of("server"), CellChannel.SERVER_COMMAND, []
     aux, event = CellChannel.AUX_COMMUNICATION, "fed.event"

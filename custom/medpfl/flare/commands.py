@@ -42,7 +42,7 @@ from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 from medpfl.core.errors import DataError
 from medpfl.data.untrusted import check_growth
 from medpfl.flare.failures import CHANNEL
-from medpfl.flare.flooding import Pieces, give_up_stalled, refuse_arrays
+from medpfl.flare.flooding import Pieces, bound_statistics, give_up_stalled, refuse_arrays
 from medpfl.flare.outliving import outlive_streams
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -52,6 +52,7 @@ _PIECE = (CellChannel.AUX_COMMUNICATION, TOPIC_STREAM_REQUEST)
 _NO_EVENT = "nobody lets things happen here but this process itself"  # that the job is to end, for instance
 _GOES = (CellChannel.CELLNET, CellChannelTopic.Bye)
 _INNER_CHANNELS = (CellChannel.SERVER_PARENT_LISTENER, NETWORK, CHANNEL)
+_LONGEST = 100  # characters of a name in the log
 _LOG = logging.getLogger(__name__)
 
 
@@ -157,6 +158,7 @@ def refuse_floods(cell: object, pieces: Pieces | None = None) -> None:
     _look_at(cell, (pieces or Pieces()).too_much)
     give_up_stalled()
     refuse_arrays()
+    bound_statistics()
 
 
 def refuse_commands_to_job(fl_ctx: FLContext) -> None:
@@ -175,6 +177,7 @@ def refuse_commands_to_job(fl_ctx: FLContext) -> None:
         outlive_streams()
         give_up_stalled()
         refuse_arrays()
+        bound_statistics()
 
 
 def _look_at(cell: object, wrong: Callable[[CellMessage], str | None]) -> None:
@@ -187,8 +190,8 @@ def _look_at(cell: object, wrong: Callable[[CellMessage], str | None]) -> None:
         why = wrong(message)
         if why is None:
             return None
-        origin, target, channel, topic = _way(message)
-        _LOG.error("a message that %r sent to %r is refused (%r, %r): %s", origin, target, channel, topic, why)
+        way = (part[:_LONGEST] for part in _way(message))
+        _LOG.error("a message that %r sent to %r is refused (%r, %r): %s", *way, why)
         return make_reply(ReturnCode.UNAUTHENTICATED, why)
 
     cell.core_cell.add_incoming_filter("*", "*", look)

@@ -17,13 +17,14 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.stats_pool import CounterPool, HistPool
 from nvflare.fuel.f3.streaming.byte_receiver import READ_TIMEOUT, RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
@@ -35,6 +36,9 @@ _MOST_BEGUN = 32
 """Messages of one hospital at a time: FLARE's smaller pool has 64 threads."""
 _ASIDE = 1024
 """Bytes that a piece takes beside its content."""
+_MOST_KINDS, _LONGEST_KIND = 5000, 300
+"""Of messages in one of FLARE's statistics, and their names: a job has some hundred."""
+OTHERS = "others"
 _COUNTED = "medpfl_counted"
 _LOG = logging.getLogger(__name__)
 
@@ -187,3 +191,26 @@ def refuse_arrays() -> None:
         return asks(how, *args, **named)
 
     ViaDownloaderDecomposer._download_from_remote_cell = ask
+
+
+def bound_statistics() -> None:
+    """From now on this process counts messages of unusual names, or of ever more of them, as ``OTHERS``; safe to
+    repeat."""
+    for kind, verb, held in ((HistPool, "record_value", "cat_bins"), (CounterPool, "increment", "cat_counters")):
+        _bound_names(kind, verb, held)
+
+
+def _bound_names(kind: type, verb: str, held: str) -> None:
+    counts = getattr(kind, verb)
+    if hasattr(counts, "__wrapped__"):
+        return
+
+    @functools.wraps(counts)
+    def count(pool: object, category: str, *args: object, **named: object) -> object:
+        return counts(pool, _kept_name(getattr(pool, held), category), *args, **named)
+
+    setattr(kind, verb, count)
+
+
+def _kept_name(known: Mapping[str, object], name: str) -> str:
+    return name if name in known or (len(known) < _MOST_KINDS and len(name) <= _LONGEST_KIND) else OTHERS
