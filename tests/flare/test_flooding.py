@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey
@@ -24,8 +26,11 @@ from nvflare.private.defs import new_cell_message
 from cells import Cells
 from medpfl.flare import flooding
 from medpfl.flare.commands import refuse_floods
+from medpfl.flare.executor import SiteExecutor
 from medpfl.flare.flooding import Pieces, Stalled
 from medpfl.flare.pieces import Travelling
+from medpfl.methods.fedavg import FedAvg
+from medpfl.tasks.tabular import Tabular
 
 MB = 2**20
 TOPIC = "flooded"
@@ -137,7 +142,16 @@ def test_what_is_whole_does_not_count(cells: Cells, server: Cell) -> None:
     assert came == [6 * MB] * 6
 
 
-def test_arrays_that_do_not_say_their_size_are_not_asked_for(cells: Cells, server: Cell) -> None:
+def at_a_hospital(_: Cell) -> None:
+    context = FLContext()
+    context.get_engine = lambda **_: None  # type: ignore[method-assign]
+    SiteExecutor(FedAvg(), Tabular(dataset="blood")).handle_event(EventType.ABOUT_TO_START_RUN, context)
+
+
+@pytest.mark.parametrize("closed", [refuse_floods, at_a_hospital])
+def test_arrays_that_do_not_say_their_size_are_not_asked_for(
+    cells: Cells, server: Cell, closed: Callable[[Cell], None]
+) -> None:
     """FLARE asked a message's sender for more of its arrays as long as there was more, whatever the message was."""
     came: list[np.ndarray] = []
     channel = CellChannel.AUX_COMMUNICATION
@@ -149,8 +163,8 @@ def test_arrays_that_do_not_say_their_size_are_not_asked_for(cells: Cells, serve
         return settled(lambda: len(came))
 
     assert said(np.ones(3)) == 1
-    refuse_floods(server)
-    refuse_floods(server)
+    for _ in range(2):
+        closed(server)
     assert said(np.ones(3)) == 1
     assert said(np.ones(3).view(Travelling)) == 2 and came[1].tolist() == [1, 1, 1]
 

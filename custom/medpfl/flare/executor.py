@@ -17,6 +17,7 @@ from medpfl.deployed.evaluate import write_text
 from medpfl.flare.asking import ask_again
 from medpfl.flare.commands import refuse_others
 from medpfl.flare.differences import answer
+from medpfl.flare.flooding import refuse_arrays
 from medpfl.flare.home import home_of
 from medpfl.flare.leaving import check_filters, filters_out, untouched
 from medpfl.flare.memory import CLEANER
@@ -48,6 +49,7 @@ class SiteExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.ABOUT_TO_START_RUN:
             refuse_others(getattr(fl_ctx.get_engine(), "get_cell", lambda: None)())
+            refuse_arrays()
         elif event_type == EventType.START_RUN:
             ask_again(fl_ctx)
         elif event_type == EventType.END_RUN and self._runner is not None:
