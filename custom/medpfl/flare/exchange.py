@@ -29,6 +29,7 @@ from medpfl.flare.fetching import Answers, Fetcher, LostAnswer
 from medpfl.flare.filters import decoded, take_decoding, traffic_of
 from medpfl.flare.leaving import check_filters
 from medpfl.flare.memory import CLEANER
+from medpfl.flare.outliving import outlive_answers
 from medpfl.flare.wire import read_reply, to_shareable
 from medpfl.job.declared import name_of
 from medpfl.rounds.evaluation import EvaluationCoordinator
@@ -59,6 +60,7 @@ class ExchangeController(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         refuse_commands_to_job(fl_ctx)
+        outlive_answers()  # FLARE takes none before it has called this
         self._gone = Gone(fl_ctx, self._arrived.set)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:

@@ -2,13 +2,15 @@
 """A job's process at the server outlives what a hospital sends it.
 
 FLARE 2.9 ends that process, and so the job at all hospitals, where an answer of one hospital cannot be read, or where
-one hospital says that what it was sent is too large for it. Here it goes on: that hospital's answer is missing.
+one hospital says that what it was sent is too large for it; and it ends the job where one hospital answers that it does
+not know the task, or takes the job for unsafe. Here it goes on: that hospital's answer is missing.
 """
 
 from pathlib import Path
 
 from nvflare.apis.fl_component import FLComponent
 from nvflare.fuel.f3.cellnet import cell
+from nvflare.private.fed.server.server_runner import ServerRunner
 
 from medpfl.flare.kit_files import Component, Components, write_file
 
@@ -33,6 +35,12 @@ def outlive_streams() -> None:
     """
     getattr(cell, _ENDS)
     setattr(cell, _ENDS, lambda _: False)
+
+
+def outlive_answers() -> None:
+    """From now on whatever a hospital answers is MedPFL's controller's to judge, who counts it as that hospital's
+    failure; in a process whose job is one of MedPFL's."""
+    ServerRunner.ABORT_RETURN_CODES = []
 
 
 def prepare_jobs(kit: Path) -> None:
