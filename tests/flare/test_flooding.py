@@ -242,6 +242,10 @@ def test_pieces_come_in_any_order_and_the_last_one_is_the_highest() -> None:
     for number, ends in ((3, True), (1, True), (0, False)):
         assert shown(pieces, 2, number, ends) is None
     assert shown(pieces, 3, 1) is not None
+    beyond = Pieces(4 * MB)
+    for number, ends in ((1, True), (7, False), (8, False)):
+        assert shown(beyond, 2, number, ends) is None
+    assert shown(beyond, 3, 1) is not None
 
 
 def test_what_flare_has_given_up_does_not_count() -> None:
@@ -254,7 +258,7 @@ def test_what_flare_has_given_up_does_not_count() -> None:
     assert shown(pieces, 5, 1) is None
 
 
-@pytest.mark.parametrize("number", [None, "1", [1], 1.0])
+@pytest.mark.parametrize("number", [None, "1", [1], 1.0, -1])
 def test_what_is_no_piece_is_refused(number: Any) -> None:
     message = arrived(piece(1, 1))
     message.set_header(StreamHeaderKey.SEQUENCE, number)

@@ -52,15 +52,17 @@ def _patience() -> float:
 
 @dataclass
 class _Begun:
-    """A message of which not all pieces have been seen: their numbers, and that of the last one, if it is known."""
+    """A message of which not all pieces have been seen: their numbers, the highest of these, and that of the last
+    piece, if it is known."""
 
     size: int = 0
     seen: set[int] = field(default_factory=set)
+    highest: int = 0
     last: int = -1
     at: float = 0.0
 
     def whole(self) -> bool:
-        return 0 <= self.last < len(self.seen)
+        return self.highest == self.last == len(self.seen) - 1
 
 
 @dataclass
@@ -105,7 +107,7 @@ class Pieces:
         number, name = (message.get_header(key) for key in (StreamHeaderKey.SEQUENCE, StreamHeaderKey.STREAM_ID))
         if message.get_header(StreamHeaderKey.ERROR_MSG) or message.get_prop(_COUNTED):
             return None
-        if not isinstance(number, int) or not isinstance(name, int | str):
+        if not isinstance(number, int) or number < 0 or not isinstance(name, int | str):
             return "it is no piece of a message"
         neighbour = message.get_prop(MessagePropKey.ENDPOINT)  # none of what came in a bundle
         speaker = message.get_prop(MessagePropKey.COMMON_NAME) or (neighbour.name if neighbour else origin)
@@ -134,7 +136,8 @@ class Pieces:
     def _count(self, sender: _Sender, key: _Key, number: int, ends: bool, size: int) -> None:
         one = sender.open.setdefault(key, _Begun())
         one.seen.add(number)
-        one.size, one.at, one.last = one.size + size, self._clock(), max(one.last, number if ends else -1)
+        one.highest, one.last = max(one.highest, number), max(one.last, number if ends else -1)
+        one.size, one.at = one.size + size, self._clock()
         sender.size += size
         if one.whole():
             sender.drop(key)
