@@ -51,8 +51,11 @@ def metadata(deployed: Deployed) -> dict[str, object]:
 
 
 def grid(deployed: Deployed) -> dict[str, object] | None:
-    """The size to which pixels are brought and how, and their scaling, in numbers; None where inputs have no pixels."""
+    """The size to which pixels or whole volumes are brought and how, and the scaling of pixels, in numbers; None of
+    other inputs."""
     spec, form = deployed.task.spec, deployed.preparation.get("kind")
+    if form == "volumes" and spec.target is Target.CLASS:  # the intensities are changed after it
+        return {"orientation": "RAS", "size": list(spec.size), "interpolation": "area"}
     if form not in ("images", "arrays"):
         return None
     found: dict[str, object] = {
@@ -73,14 +76,14 @@ def tiled(task: Task) -> bool:
 
 def inference(deployed: Deployed) -> dict[str, object]:
     """What ``medpfl predict`` does around the network, and an export to TorchScript or ONNX does not: windows and
-    flips, in numbers."""
+    flips, in numbers. Where there are windows, each is flipped by itself."""
     task = deployed.task
     spec = task.spec
     flips = list(getattr(task, "flips", ()))
     if not tiled(task):
         return {"windows": None, "flips": flips}
     windows = {"size": list(spec.size), "overlap": OVERLAP, "weights": "gaussian", "sigma_scale": 0.125, "padding": 0}
-    return {"windows": windows, "flips": flips}
+    return {"windows": windows, "flips": flips, "flipped": "each window"}
 
 
 def _meaning(task: Task, outputs: Tensor) -> dict[str, object]:
