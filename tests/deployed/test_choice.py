@@ -85,6 +85,21 @@ def test_where_nothing_is_a_gain_one_hospital_in_six_leaves_its_model_whatever_t
     assert taken <= binom.isf(0.001, hospitals, 1 - ONE_ERROR)
 
 
+@pytest.mark.parametrize("patients", [2, 5, 6])
+def test_a_few_patients_who_gain_exactly_alike_leave_no_interval(patients: int) -> None:
+    """ "+1.0000 [1.00, 1.00]" stood on the card of two patients whom Local told wrongly and another model rightly."""
+    base = np.zeros(patients)
+    found = choose({"local": sheet(base), "personal": sheet(base + 1)}, "local", HIGHER, 0)
+    assert (found.model, found.gain) == ("personal", 1)
+    assert found.interval == (None if patients < 6 else (1, 1))
+    assert choose({"local": sheet(base), "personal": sheet(base)}, "local", HIGHER, 0).interval == (0, 0)
+    told = Chosen(
+        model=found.model, patients=patients, best=found.best, gain=found.gain, error=found.error, needed=found.needed,
+        interval=found.interval, candidates={"local": 0.0, "personal": 1.0},
+    )  # fmt: skip
+    assert f"gains +1.0000{' [1.00, 1.00]' if patients == 6 else ''} over the local model" in why(told)
+
+
 def test_by_a_metric_of_all_cases_together() -> None:
     truth = [0, 1] * 8
     right = torch.tensor([[0.8, 0.2], [0.2, 0.8]] * 8)

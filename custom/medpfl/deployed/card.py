@@ -197,8 +197,9 @@ def why(found: "Chosen") -> str:
         return f"{_nothing(found)} that another model is better than the local one."
     than = "more" if found.model == found.best else "not more"
     d = digits(found.candidates.values())
+    gain = f"{found.gain:+.{d + 1}f} {interval_text(found.interval, fewer(d))}".strip()
     return (
-        f"On them {found.best} gains {found.gain:+.{d + 1}f} {interval_text(found.interval, fewer(d))} over the local "
+        f"On them {found.best} gains {gain} over the local "
         f"model, {than} than the {found.needed:.2f} standard errors (of {found.error:.{d + 1}f}) that it takes with "
         "so many candidates."
     )

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from medpfl.tasks.metrics.certainty import LEVEL, Interval, resamples
+from medpfl.tasks.metrics.certainty import LEAST_PATIENTS, LEVEL, Interval, resamples
 from medpfl.tasks.metrics.digits import rounded
-from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.measure import TOLERANCE, Measure
 from medpfl.tasks.metrics.sheet import Sheet
 
 ONE_ERROR = 0.8413447460685429
@@ -41,7 +41,8 @@ class Choice:
             nothing can be said.
         gain: its gain over the local model.
         error: the gain's standard error; ``needed``: how many of them it takes to be chosen, c.
-        interval: of the gain, 95 % for all candidates at once, so that it holds for the best of them, too.
+        interval: of the gain, 95 % for all candidates at once, so that it holds for the best of them, too; None where a
+            few patients gain exactly alike: nobody knows how unlike others would be.
     """
 
     model: str
@@ -81,16 +82,18 @@ def choose(sheets: Mapping[str, Sheet], local: str, measure: Measure, *seed: str
     needed = critical(draws, ONE_ERROR, patients)
     better = gains > needed * errors
     best = max(range(len(others)), key=lambda place: (better[place], gains[place], -place))
+    gain = float(gains[best])
+    alike = abs(gain) > TOLERANCE and float(np.ptp(draws[:, best])) <= TOLERANCE * abs(gain)
     reach = critical(np.concatenate([draws, 2 * draws.mean(axis=0) - draws], axis=1), LEVEL, patients) * errors[best]
     return Choice(
         model=others[best] if better[best] else local,
         scores=scores,
         patients=patients,
         best=others[best],
-        gain=float(gains[best]),
+        gain=gain,
         error=float(errors[best]),
         needed=needed,
-        interval=(rounded(float(gains[best] - reach)), rounded(float(gains[best] + reach))),
+        interval=None if alike and patients < LEAST_PATIENTS else (rounded(gain - reach), rounded(gain + reach)),
     )
 
 

@@ -87,7 +87,8 @@ class Chosen(_Strict):
         patients: validation patients.
         best: the candidate that ``gain`` speaks of, the best supported beside the local model.
         gain: its gain over the local model on them; None where nothing can be said; ``error``: its standard error;
-            ``needed``: how many of these it takes to be chosen; ``interval``: 95 %, for all candidates at once.
+            ``needed``: how many of these it takes to be chosen; ``interval``: 95 %, for all candidates at once;
+            None, too, where a few patients gain exactly alike.
         candidates: name to validation score; None where it is not defined.
         operating: of a classifier, thresholds that the same cases chose for the model, and their test.
     """
