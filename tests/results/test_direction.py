@@ -3,17 +3,23 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
+from medpfl.data.samples import Samples
 from medpfl.results.files import read_summary, write_json
 from medpfl.results.report import write_page
 from medpfl.results.schema import ControllerArguments, FinalLine, Traffic, TrainingSummary, ValidationLine
-from medpfl.results.tables import result_table
+from medpfl.results.tables import ResultTable, result_table
 from medpfl.results.terminal_table import print_results
+from medpfl.tasks.metrics.certainty import certainty_of
+from medpfl.tasks.metrics.masks import Dice
 from medpfl.tasks.metrics.measure import Measure
+from medpfl.tasks.metrics.sheet import sheet_of_cases
 
 DAYS = {"mae": Measure(direction="lower", unit="days")}
 FOUND = {"local": {"anna": 3.0, "berta": 5.0}, "fedavg": {"anna": 4.0, "berta": 2.0}}
@@ -110,3 +116,21 @@ def test_the_page_shades_the_lowest_and_says_the_unit(tmp_path: Path) -> None:
     assert "<td>gain over local</td><td></td><td></td><td>+1.000</td>" in page
     assert "Test mae (days, lower is better), hospital by hospital" in page
     assert ">mae (days, lower is better)</text>" in page  # the curves' axis
+
+
+@pytest.mark.parametrize("direction", ["higher", "lower"])
+def test_no_gain_has_no_sign(direction: Literal["higher", "lower"]) -> None:
+    """What one hospital of 24 patients wins and the other loses, and models that answer alike: in reports and CSV files
+    the one was "-0.000" or 5.6e-17, and the interval of the other "[-0.00, -0.00]" where lower values are better."""
+    measure = Measure(direction=direction)
+    for sign in (1, -1):
+        values = np.array([[22 / 24, (22 + sign) / 24], [22 / 24, (22 - sign) / 24]])
+        models = ["local", "fedavg"]
+        table = ResultTable("accuracy", models, models, ["anna", "berta"], [9, 9], values, measure)
+        assert table.gains() == [None, 0.0] and table.gain_texts() == ["", "+0.000"]
+        assert replace(table, values=values[:1]).gains() == [None, pytest.approx(measure.gain(sign / 24, 0))]
+    targets = torch.zeros(8)
+    cases = Samples(targets[:, None], targets, np.arange(8), [str(number) for number in range(8)])
+    alike = sheet_of_cases(Dice(), np.linspace(0, 1, 8).tolist(), cases)
+    found = certainty_of(alike, alike, measure, 1, 0)
+    assert found is not None and found.short(0.5, measure).endswith("gain +0.00 [0.00, 0.00]")

@@ -26,6 +26,8 @@ SCORED = "scored after"
 """Heading of the row of ``ResultTable.scored``."""
 GAIN = "gain over local"
 """Heading of the row of ``ResultTable.gain_texts``."""
+_ERROR = 1e-12
+"""Share of a score that can be the rounding error of a mean."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,10 @@ class ResultTable:
         if self.measure is None or "local" not in self.models:
             return None
         local = self.models.index("local")
-        gains = self.measure.gain(1, 0) * (self.values - self.values[:, [local]])
-        return [None if place == local else gain for place, gain in enumerate(_mean(gains).tolist())]
+        gains = _mean(self.measure.gain(1, 0) * (self.values - self.values[:, [local]]))
+        # What one hospital wins and another loses leaves the rounding error of their scores, and no gain.
+        gains[abs(gains) <= _ERROR * abs(np.nan_to_num(self.values)).max(axis=0, initial=0.0)] = 0.0
+        return [None if place == local else gain for place, gain in enumerate(gains.tolist())]
 
     def gain_texts(self) -> list[str] | None:
         """ "+0.136 [0.05, 0.22]": the gains in words, with their intervals where they are known, and of how many

@@ -25,8 +25,8 @@ def digits(values: Iterable[float | None]) -> int:
 
 
 def rounded(value: float) -> float:
-    """What is kept of a value in a file or a message: six decimals, of a small one more."""
-    return round(value, max(6, digits([value]) + 3))
+    """What is kept of a value in a file or a message: six decimals, of a small one more; nothing has no sign."""
+    return round(value, max(6, digits([value]) + 3)) + 0.0
 
 
 def fewer(decimals: int) -> int:
