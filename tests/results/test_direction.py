@@ -121,7 +121,7 @@ def test_the_page_shades_the_lowest_and_says_the_unit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("direction", ["higher", "lower"])
 def test_no_gain_has_no_sign(direction: Literal["higher", "lower"]) -> None:
     """What one hospital of 24 patients wins and the other loses, and models that answer alike: in reports and CSV files
-    the one was "-0.000" or 5.6e-17, and the interval of the other "[-0.00, -0.00]" where lower values are better."""
+    the one was "-0.000" or 5.6e-17, and the interval of the other "[0.00, -0.00]" where lower values are better."""
     measure = Measure(direction=direction)
     for sign in (1, -1):
         values = np.array([[22 / 24, (22 + sign) / 24], [22 / 24, (22 - sign) / 24]])
