@@ -119,6 +119,32 @@ def test_large_ones_train_too(architecture: Architecture, axes: int) -> None:
     trained(dataclasses.replace(architecture, norm="group"), axes)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("axes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "architecture", [one for one in [*MASKS, *CLASSES, *LARGE] if hasattr(one, "dropout")], ids=str
+)
+def test_without_dropout_nothing_is_left_out(architecture: Architecture, axes: int) -> None:
+    """V-Net left out half of the channels that pass by its two upper levels, whatever its dropout was."""
+    changes: dict[str, Any] = {"dropout": 0.0} | ({"norm": "group"} if hasattr(architecture, "norm") else {})
+    shape = shape_for(architecture, axes)
+    network = dataclasses.replace(architecture, **changes).build(shape, 3)  # type: ignore[type-var]
+    inputs = torch.randn(2, *shape)
+    with torch.no_grad():
+        in_training, single = network.train()(inputs), network.eval()(inputs)
+    torch.testing.assert_close(in_training[0] if isinstance(in_training, list) else in_training, single)
+
+
+def test_v_net_leaves_out_channels_and_no_whole_images() -> None:
+    """MONAI's takes a slice's channels for slices of one volume: it left out all channels of an image or none."""
+    network = VNet(dropout=0.5).build((1, 16, 16), 2)
+    found = [module for module in network.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
+    assert len(found) == 8
+    for module in found:
+        kept = (module(torch.ones(2, 64, 4, 4)) != 0).flatten(2).double().mean(dim=2)
+        assert set(kept.flatten().tolist()) == {0.0, 1.0}  # of a channel all or nothing
+        assert all(0.2 < share < 0.8 for share in kept.mean(dim=1).tolist())
+
+
 @pytest.mark.parametrize(
     ("architecture", "least"),
     [(DNet(), 16), (MonaiNet("DenseNet121"), 29), (MonaiNet("EfficientNetB0", norm="group"), 32)],

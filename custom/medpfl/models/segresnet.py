@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks for segmentation of residual blocks: SegResNet and V-Net. Inputs C x H x W or C x D x H x W."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -88,12 +90,15 @@ class VNet(Architecture):
         axes = axes_of(self, input_shape)
         if _VNET % input_shape[0]:
             raise ConfigError(f"VNet takes inputs of 1, 2, 4, 8 or 16 channels, got {input_shape[0]}")
-        network = Network(
-            axes,
-            input_shape[0],
-            outputs,
-            dropout_prob_down=self.dropout,
-            dropout_prob_up=(self.dropout, self.dropout),
-            dropout_dim=axes,
-        )
+        network = Network(axes, input_shape[0], outputs)
+        _leave_out(network, partial(nn.Dropout2d if axes == 2 else nn.Dropout3d, self.dropout))
         return with_norm(network, self.norm, input_shape)
+
+
+def _leave_out(network: nn.Module, dropout: Callable[[], nn.Module]) -> None:
+    """A ``dropout`` wherever channels are left out: MONAI's leaves out half of them in its two upper levels
+    whatever it is given, and in 2-D all channels of an image or none, as its layers are always those of volumes."""
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Dropout3d):
+                module.register_module(name, dropout())
