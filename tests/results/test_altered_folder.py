@@ -169,3 +169,12 @@ def test_an_earlier_jobs_models_are_not_this_ones(left: Path, results: Path) -> 
     assert [file.stem for file in (results / "slots").iterdir()] == ["model"]
     with pytest.raises(MedPFLError, match=r"model\.safetensors is not the one that the job left: its SHA-256"):
         write_report(results)
+
+
+@pytest.mark.parametrize(("name", "where"), [("metrics.jsonl", r"line \d+, "), ("bytes.json", "")])
+def test_a_file_that_is_cut_off_is_said_to_be_no_json(results: Path, name: str, where: str) -> None:
+    """As after half a download: "expected Invalid JSON: EOF while parsing an object at line 1 column 220"."""
+    text = (results / name).read_text()
+    (results / name).write_text(text[: len(text) * 2 // 3])
+    with pytest.raises(MedPFLError, match=rf"{name} was altered or is of another version: {where}expected JSON, got "):
+        write_report(results)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from exchanging import Asked, slots
 from hostile import attacked
 from medpfl.cli import app
-from medpfl.core.errors import ConfigError, MedPFLError, PolicyRefused, SiteFileError
+from medpfl.core.errors import MedPFLError, PolicyRefused, SiteFileError
 from medpfl.data.site_file import load_site_file
 from medpfl.flare.wire import read_reply
 from medpfl.job import Job, load_job, write_evaluation_job, write_job
@@ -88,7 +88,7 @@ def test_every_line_of_a_job_can_be_refused(tmp_path: Path) -> None:
 
 def test_a_line_that_no_job_has_is_one_sentence(tmp_path: Path) -> None:
     file = site(tmp_path, kept_here=["train losses"])
-    with pytest.raises(ConfigError, match=r"names the line 'train losses'.*; did you mean 'train loss'"):
+    with pytest.raises(PolicyRefused, match=r"names the line 'train losses'.*; did you mean 'train loss'"):
         prospect(small_job(), load_site_file(file))
 
 

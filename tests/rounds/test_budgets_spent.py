@@ -24,7 +24,7 @@ UPDATE = ClippedNoise(clip=0.1, noise_multiplier=6.0)
 
 def limited(sites: dict[str, Path], messages: int) -> dict[str, Path]:
     """Anna's policy lets so many of her messages leave."""
-    policy = {"most_epsilon": epsilon([UPDATE.mechanism()] * messages, 1e-5) * 1.001}
+    policy = {"most_epsilon": epsilon([UPDATE.mechanism()] * messages, 1e-5) * 1.001 or 1e-6}
     file = sites["anna"].with_name("anna.limited.yaml")
     file.write_text(yaml.safe_dump({**yaml.safe_load(sites["anna"].read_text()), "policy": policy}))
     return {**sites, "anna": file}
@@ -60,3 +60,12 @@ def test_a_budget_that_is_spent_within_a_round_ends_the_job_with_that_round(tmp_
     lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     told = [(line["site"], line["round"]) for line in lines if line["split"] == "validation" and line["site"] != "mean"]
     assert sorted(told) == [(site, number) for site in ("anna", "berta") for number in (1, 2)]
+
+
+def test_who_never_had_budget_is_told_of_no_round_beyond_the_last(tmp_path: Path) -> None:
+    """Of a job of two rounds: "the private part starts anew in round 3"."""
+    sites = write_table_sites(tmp_path / "sites", ["anna", "berta", "clara"])
+    job = small_job(2, {"fedavg": Mean()}, FedAvg(lr=0.1, steps=3, batch_size=6, optimizer="sgd", privacy=UPDATE))
+    done = simulate(job, limited(sites, 0), tmp_path / "r", tmp_path / "h")
+    told = [event.event for event in done.record.events if event.site == "anna" and "private part" in event.event]
+    assert told == ["no state of this run is kept here; the private part starts anew after round 2"]

@@ -190,6 +190,7 @@ def test_one_hospital_under_two_names(tmp_path: Path) -> None:
     [
         ("least_samples", 30, {}),
         ("most_rounds", 1, {}),
+        ("most_finetune", 1, {}),  # it trained all rounds, and then refused the end: no test, and no models there
         ("most_steps", 2, {"epochs": 3}),
         ("most_parameters", 10, {}),
         ("most_megabytes", 1, {"task": Tabular(dataset="blood", hidden=(1000, 1000))}),

@@ -166,7 +166,7 @@ def parse(kind: TypeAdapter[T], text: str, path: Path, place: str = "") -> T:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         got = json.dumps(first["input"], default=repr)
-        wanted = first["msg"].removeprefix("Input should be ")
+        wanted = "JSON" if first["type"] == "json_invalid" else first["msg"].removeprefix("Input should be ")
         problem = {"missing": "is missing", "extra_forbidden": "is unknown"}.get(first["type"])
         told = problem or f"expected {wanted}, got {shortened(got)}"
         of = f"{place}'{key}' " if key else place

@@ -93,7 +93,8 @@ def simulate(
             for site, message in exchange.messages.items():
                 handle = runners[site].handle
                 try:
-                    reply = links[site].carry(message, handle) if links else handle(message)
+                    with _whose(site):
+                        reply = links[site].carry(message, handle) if links else handle(message)
                     replies[site] = coordinator.arrived(site, reply)
                     if isinstance(reply.header, InitReply):
                         state = runners[site].networks.state()
@@ -107,8 +108,6 @@ def simulate(
                     # As in a federation: this hospital misses the round, or what is left of it.
                     coordinator.refuse(site, message.header.round, f"failed: {error}")
                     runners[site].recover()
-                except PolicyRefused as error:  # which says "this hospital", as its own log does
-                    raise PolicyRefused(f"{site}: {error}") from error
                 release(tensor for state in message.slots.values() for tensor in state.values())
                 parking.leave(runners[site])
             later.worked(time.monotonic() - started)
@@ -138,10 +137,25 @@ def simulate_evaluation(
         )
 
         def deliver(exchange: Exchange) -> Replies:
-            return {site: runners[site].handle(message) for site, message in exchange.messages.items()}
+            replies = {}
+            for site, message in exchange.messages.items():
+                with _whose(site):
+                    replies[site] = runners[site].handle(message)
+            return replies
 
         carry(evaluating(coordinator), deliver)
         return coordinator
+
+
+@contextmanager
+def _whose(site: str) -> Iterator[None]:
+    """A refusal says "this hospital", as its own log does; here there are several."""
+    try:
+        yield
+    except BudgetSpent:  # an event tells it, with the hospital's name
+        raise
+    except PolicyRefused as error:
+        raise PolicyRefused(f"{site}: {error}") from error
 
 
 @contextmanager

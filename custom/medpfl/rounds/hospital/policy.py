@@ -82,7 +82,7 @@ def check_start(policy: Policy, header: InitRequest) -> None:
         PolicyRefused: with the rule's key.
     """
     check_hospitals(policy, min(len(set(header.roster)), header.asked or len(header.roster)))
-    check_length(policy, header.rounds)
+    check_length(policy, header.rounds, header.finetune)
     check_threads(policy, header.threads)
     check_encrypted(policy, header.encryption)
 

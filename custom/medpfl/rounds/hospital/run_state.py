@@ -69,7 +69,8 @@ class RunState:
             self._files = self._files_in(folder)
         self._run = header.run
         self.optimizers, self.scalers = {}, {}
-        done = header.round - isinstance(header, StatisticsRequest | TrainRequest)
+        begins = isinstance(header, StatisticsRequest | TrainRequest)
+        done = header.round - begins
         if done == 0 or header.fresh or _begun(self.files, done) != header.begun:
             for kind in (PRIVATE, MIXED):
                 self.files.forget(kind)
@@ -79,7 +80,8 @@ class RunState:
         kept, damaged = self.files.newest(PRIVATE, done)
         notes = [f"the state kept here after round {lost} is damaged and not used" for lost in damaged]
         if kept is None:
-            return [*notes, f"no state of this run is kept here; the private part starts anew in round {done + 1}"]
+            when = f"{'in' if begins else 'after'} round {header.round}"
+            return [*notes, f"no state of this run is kept here; the private part starts anew {when}"]
         if not basis.same_data(kept.meta):
             self._run = None
             sentence = (

@@ -5,7 +5,7 @@ they can, and else the hospital takes no part."""
 from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
-from medpfl.core.errors import ConfigError, PolicyRefused, meant
+from medpfl.core.errors import PolicyRefused, meant
 from medpfl.data.policy import Policy
 from medpfl.rounds.messages import Message
 from medpfl.rounds.protocol.replies import Reply
@@ -30,13 +30,13 @@ def can_lack(what: str) -> bool:
 
 
 def check_known(policy: Policy) -> None:
-    """Raises ConfigError: the policy names a line that no job has."""
+    """Raises PolicyRefused: the policy names a line that no job has."""
     known = [f"{task} {field}" for task, field in _fields()]
     tasks = {line.partition(" ")[0] for line in known}
     for line in policy.kept_here:
         task, _, what = line.partition(" ")
         if line not in known and not (task in tasks and what.startswith(_TENSORS)):
-            raise ConfigError(
+            raise PolicyRefused(
                 f"this hospital's policy ('kept_here') names the line '{line}', which 'medpfl leaves' does not have"
                 f"{meant(line, known)}"
             )
@@ -46,8 +46,7 @@ def check_job(policy: Policy, header: InitRequest) -> None:
     """Whether the hospital can take part without what it keeps here; before anything is trained.
 
     Raises:
-        PolicyRefused: it cannot.
-        ConfigError: the policy names a line that no job has.
+        PolicyRefused: it cannot, or the policy names a line that no job has.
     """
     check_known(policy)
     lines = [(task, field) for task, field in _fields() if task in _ALWAYS and not can_lack(field)]

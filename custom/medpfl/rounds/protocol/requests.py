@@ -38,6 +38,7 @@ class InitRequest(Part):
         encryption: how the hospitals encrypt what they send; None: they do not.
         asked: how many hospitals every round asks; None: all.
         agreed: whether the hospital tells the digest of the schema that its declaration of the dataset follows.
+        finetune: rounds of fine-tuning after the last one, at most.
     """
 
     task: Literal["init"] = "init"
@@ -54,6 +55,7 @@ class InitRequest(Part):
     encryption: Literal["ckks"] | None = None
     asked: Positive | None = None
     agreed: bool = False
+    finetune: Round = 0
 
 
 class OfRun(Part):

@@ -178,6 +178,7 @@ def other_runs(folder: Path) -> list[str]:
         if not about.finished:
             who = f"round {about.done}; {', '.join(about.roster)}"
             told.append(
-                f"an unfinished run of this job ({who}) is kept and not resumed: its hospitals, settings or code differ"
+                f"an unfinished run of this job ({who}) is kept and not resumed: its hospitals, settings, code, "
+                "checkpoints, public data or key differ"
             )
     return told

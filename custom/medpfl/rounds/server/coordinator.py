@@ -53,6 +53,7 @@ class Coordinator(ServerRun):
             encryption=self.settings.encryption,
             asked=self.asked,
             agreed=self.settings.schema is not None,
+            finetune=self.settings.finetune,
         )
 
     def take_init(self, replies: Replies) -> None:
