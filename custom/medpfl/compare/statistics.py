@@ -69,14 +69,25 @@ def paired_gain(scores: Sequence[float], reference: Sequence[float], splits: Seq
 
 
 def _p_value(difference: NDArray[np.float64]) -> float:
+    from scipy.stats import permutation_test
+
     if not difference.any():
         return 1.0
-    count, exact = len(difference), len(difference) <= EXACT_UP_TO
-    if exact:
-        signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
-    else:
-        signs = np.random.default_rng(0).choice((-1, 1), (2**EXACT_UP_TO, count))
-    # Rounded thirds do not add up: patterns whose means are equal but for that are as far from zero.
-    far = int((signs @ difference >= abs(difference.sum()) - count * 10.0**-DECIMALS).sum())
-    drawn = 0 if exact else 1  # the pattern that is there is one of those that are drawn
-    return min(1.0, 2 * (far + drawn) / (len(signs) + drawn))
+    gain = difference.mean()
+
+    def mean(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+        found = np.mean(x - y, axis=axis)
+        # Rounded thirds do not add up: patterns whose means are equal but for that are as far from zero.
+        told: NDArray[np.float64] = np.where(
+            abs(abs(found) - abs(gain)) <= 10.0**-DECIMALS, np.copysign(gain, found), found
+        )
+        return told
+
+    found = permutation_test(
+        (difference, np.zeros_like(difference)),
+        mean,
+        permutation_type="samples",
+        n_resamples=2**EXACT_UP_TO,  # exact up to so many pairs, random (with a fixed seed) beyond
+        rng=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
