@@ -27,7 +27,7 @@ from cells import Cells
 from medpfl.flare import flooding
 from medpfl.flare.commands import refuse_floods
 from medpfl.flare.executor import SiteExecutor
-from medpfl.flare.flooding import Pieces, Stalled
+from medpfl.flare.flooding import Stalled, Unfinished
 from medpfl.flare.pieces import Travelling
 from medpfl.methods.fedavg import FedAvg
 from medpfl.tasks.tabular import Tabular
@@ -110,7 +110,7 @@ def test_a_hospital_fills_no_memory_with_pieces(cells: Cells, server: Cell, bund
 
     first = 100 * (1 + bundled)
     assert flood(range(first, first + 20)) == 20 * MB
-    refuse_floods(server, Pieces(8 * MB))
+    refuse_floods(server, Unfinished(8 * MB))
     assert flood(range(first + 30, first + 50)) == 27 * MB
 
 
@@ -118,7 +118,7 @@ def test_one_hospital_does_not_take_all_threads(cells: Cells, server: Cell) -> N
     """Each message that has begun holds two of FLARE's threads, of 64 and 128, for five minutes."""
     hospital, came = cells.of("flood"), Event()
     server.register_request_cb(channel=CellChannel.AUX_COMMUNICATION, topic=TOPIC, cb=lambda _: came.set())
-    refuse_floods(server, Pieces())
+    refuse_floods(server, Unfinished())
     for name in range(1000, 1080):
         send(hospital, piece(name, 0, 10))
     assert settled(lambda: len(kept())) == 32
@@ -132,7 +132,7 @@ def test_what_is_whole_does_not_count(cells: Cells, server: Cell) -> None:
     came: list[int] = []
     channel = CellChannel.AUX_COMMUNICATION
     server.register_request_cb(channel=channel, topic=TOPIC, cb=lambda message: came.append(len(message.payload)))
-    refuse_floods(server, Pieces(8 * MB))
+    refuse_floods(server, Unfinished(8 * MB))
     for number in range(6):
         message = new_cell_message({}, bytes(6 * MB))
         cells.of("honest").fire_and_forget(channel=channel, topic=TOPIC, targets="server", message=message)
@@ -198,7 +198,7 @@ class Clock:
         return self.now
 
 
-def shown(pieces: Pieces, name: int, number: int, ends: bool = False, certified: str = "hospital-a") -> str | None:
+def shown(pieces: Unfinished, name: int, number: int, ends: bool = False, certified: str = "hospital-a") -> str | None:
     return pieces.too_much(arrived(piece(name, number, MB, ends), certified))
 
 
@@ -220,7 +220,7 @@ def arrived(
 
 
 def test_every_hospital_has_its_own_bound_whatever_it_calls_its_processes() -> None:
-    pieces = Pieces(4 * MB)
+    pieces = Unfinished(4 * MB)
     assert [shown(pieces, name, 1) is None for name in range(5)] == [True, True, True, False, False]
     assert "would be more than 4194304 bytes" in str(shown(pieces, 9, 1))
     other = arrived(piece(9, 1), origin="hospital-a.another")
@@ -229,20 +229,20 @@ def test_every_hospital_has_its_own_bound_whatever_it_calls_its_processes() -> N
 
 
 def test_a_piece_that_is_shown_twice_counts_once_and_one_that_is_sent_twice_twice() -> None:
-    pieces, one = Pieces(4 * MB), arrived(piece(1, 1))
+    pieces, one = Unfinished(4 * MB), arrived(piece(1, 1))
     assert [pieces.too_much(one) for _ in range(9)] == [None] * 9
     assert [shown(pieces, 1, 1) is None for _ in range(3)] == [True, True, False]
 
 
 def test_pieces_come_in_any_order_and_the_last_one_is_the_highest() -> None:
     """FLARE keeps a piece beyond one that was called the last for ever."""
-    pieces = Pieces(4 * MB)
+    pieces = Unfinished(4 * MB)
     for order in ((2, 0, 1), (0, 1, 2), (1, 2, 0)):
         assert [shown(pieces, 1, number, number == 2) for number in order] == [None] * 3
     for number, ends in ((3, True), (1, True), (0, False)):
         assert shown(pieces, 2, number, ends) is None
     assert shown(pieces, 3, 1) is not None
-    beyond = Pieces(4 * MB)
+    beyond = Unfinished(4 * MB)
     for number, ends in ((1, True), (7, False), (8, False)):
         assert shown(beyond, 2, number, ends) is None
     assert shown(beyond, 3, 1) is not None
@@ -250,7 +250,7 @@ def test_pieces_come_in_any_order_and_the_last_one_is_the_highest() -> None:
 
 def test_what_flare_has_given_up_does_not_count() -> None:
     clock = Clock()
-    pieces = Pieces(4 * MB, clock)
+    pieces = Unfinished(4 * MB, clock)
     assert [shown(pieces, name, 0) is None for name in range(4)] == [True, True, True, False]
     clock.now = 2 * byte_receiver.READ_TIMEOUT - 1
     assert shown(pieces, 5, 1) is not None
@@ -262,11 +262,11 @@ def test_what_flare_has_given_up_does_not_count() -> None:
 def test_what_is_no_piece_is_refused(number: Any) -> None:
     message = arrived(piece(1, 1))
     message.set_header(StreamHeaderKey.SEQUENCE, number)
-    assert Pieces().too_much(message) == "it is no piece of a message"
+    assert Unfinished().too_much(message) == "it is no piece of a message"
 
 
 def test_the_server_s_own_processes_and_whole_messages_are_not_counted() -> None:
-    pieces = Pieces(MB // 2)
+    pieces = Unfinished(MB // 2)
     assert pieces.too_much(arrived(piece(1, 0), "", "server.job", "hospital-a.job")) is None
     whole = arrived(piece(1, 0))
     whole.set_header(MessageHeaderKey.CHANNEL, CellChannel.SERVER_MAIN)

@@ -42,7 +42,7 @@ from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 from medpfl.core.errors import DataError
 from medpfl.data.untrusted import check_growth
 from medpfl.flare.failures import CHANNEL
-from medpfl.flare.flooding import Pieces, bound_statistics, give_up_stalled, refuse_arrays
+from medpfl.flare.flooding import Unfinished, bound_statistics, give_up_stalled, refuse_arrays
 from medpfl.flare.outliving import outlive_streams
 
 _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -152,10 +152,10 @@ def refuse_uploads(server: FederatedServer) -> None:
     _look_at(server.cell, wrong)
 
 
-def refuse_floods(cell: object, pieces: Pieces | None = None) -> None:
+def refuse_floods(cell: object, unfinished: Unfinished | None = None) -> None:
     """From now on the server's own process, reached by ``cell``, takes and passes on no more of a hospital's messages
-    that are not whole than ``pieces`` says, and of arrays what says its size."""
-    _look_at(cell, (pieces or Pieces()).too_much)
+    that are not whole than ``unfinished`` says, and of arrays what says its size."""
+    _look_at(cell, (unfinished or Unfinished()).too_much)
     give_up_stalled()
     refuse_arrays()
     bound_statistics()

@@ -5,12 +5,15 @@ FLARE 2.9 sends a message in pieces and keeps those of each message until the la
 piece never comes, or whose last one comes twice, for ever. For each message that has begun, threads of two pools wait.
 It counts neither for whom: a single hospital could fill the memory, or take all threads, of the server and of each job.
 
-All that comes from outside passes the server's own process, so it is counted there (``Pieces``); that process and each
-job's give up what FLARE would keep (``give_up_stalled``).
+All that comes from outside passes the server's own process, so it is counted there (``Unfinished``); that process and
+each job's give up what FLARE would keep (``give_up_stalled``).
 
 Nor does FLARE bound arrays: a message may refer to some that lie with its sender, and whoever reads it asks for pieces
 of these as long as there are more. Where MedPFL reads messages it asks for those of its own kind, which says its size
 before it comes (``refuse_arrays``).
+
+Nor does it bound the names by which it counts messages, each as long as a header may be: they are kept for ever
+(``bound_statistics``).
 """
 
 import functools
@@ -81,7 +84,7 @@ class _Sender:
         return sum(0 in one.seen for one in self.open.values())
 
 
-class Pieces:
+class Unfinished:
     """The pieces that came from each hospital, or relay (by the certificate of who is connected), of messages that are
     not whole.
 
