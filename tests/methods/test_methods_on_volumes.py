@@ -14,6 +14,7 @@ from medpfl.check.trial import try_job
 from medpfl.compare.examples import _slice
 from medpfl.compare.pooled import train_pooled
 from medpfl.data.rows import CaseRows
+from medpfl.data.samples import SiteData
 from medpfl.data.site_file import load_site_file
 from medpfl.deployed.model_file import load_deployed
 from medpfl.job import Job
@@ -27,6 +28,7 @@ from medpfl.models.unet import UNet
 from medpfl.privacy.lots import RecordNoise
 from medpfl.privacy.noise import Stream
 from medpfl.rounds.simulate import simulate
+from medpfl.tasks.segmentation import Segmentation
 from small_volumes import VOLUMES, write_volume_sites
 
 SUPERVISED = DynUNet(filters=(4, 4, 8), norm="batch", deep_supervision=True)
@@ -76,17 +78,22 @@ def test_statistics_see_the_centre_of_every_volume_once(tmp_path: Path) -> None:
     assert isinstance(rows, CaseRows) and torch.equal(seen, rows[:]) and seen.shape == (6, 1, *VOLUMES.size)
 
 
+def noisy(task: Segmentation, data: SiteData) -> Hospital:
+    """A hospital whose training is noised."""
+    models = torch.nn.ModuleDict({"model": task.network(data)})
+    noise = RecordNoise(1.0, 1.0, (), Stream("00" * 32))
+    return Hospital(
+        task=task, data=data, models=models, device=torch.device("cpu"), roster=("anna",), name="anna", seed=0,
+        noise=noise,
+    )  # fmt: skip
+
+
 def test_patches_of_every_slice_hold_foreground_where_lots_show_a_volume_s_slices_together(tmp_path: Path) -> None:
     """The organ is in low slices: as long as a volume's slices came in their own order, and the last third of them were
     cut around foreground, there was none to be cut around."""
     task = dataclasses.replace(VOLUMES, size=(4, 4), patches=True, architecture=UNet((2, 4), norm="group"))
     data = task.load(load_site_file(write_volume_sites(tmp_path, sides=(24, 30))["anna"]))
-    models = torch.nn.ModuleDict({"model": task.network(data)})
-    noise = RecordNoise(1.0, 1.0, (), Stream("00" * 32))
-    hospital = Hospital(
-        task=task, data=data, models=models, device=torch.device("cpu"), roster=("anna",), name="anna", seed=0,
-        noise=noise,
-    )  # fmt: skip
+    hospital = noisy(task, data)
     train = data.splits["train"]
     assert isinstance(train.targets, CaseRows)
     organ = torch.tensor([bool(train.targets.whole(row).any()) for row in range(len(train))])
@@ -107,15 +114,10 @@ def test_a_slice_of_many_weighs_less_in_an_update_under_noise_than_the_only_one_
     kept = torch.from_numpy(np.flatnonzero((train.case == 0) | (np.diff(train.case, prepend=-1) > 0)))
     few = dataclasses.replace(train, inputs=train.inputs[kept], targets=train.targets[kept], case=train.case[kept])
     data = dataclasses.replace(data, splits={**data.splits, "train": few})
-    models = torch.nn.ModuleDict({"model": task.network(data)})
-    noise = RecordNoise(1.0, 1.0, (), Stream("00" * 32))
-    hospital = Hospital(
-        task=task, data=data, models=models, device=torch.device("cpu"), roster=("anna",), name="anna", seed=0,
-        noise=noise,
-    )  # fmt: skip
+    hospital = noisy(task, data)
     site = Site(hospital, FedAvg(batch_size=6, optimizer="sgd"), 1)  # all 6 cases are in every lot
     for batch in site.training_batches(steps=1):
-        site.step("model", task.loss(models["model"](batch.inputs), batch.targets))
+        site.step("model", task.loss(hospital.models["model"](batch.inputs), batch.targets))
     count = int((few.case == 0).sum())
     (behind,) = site.behind.values()
     assert count > 5 and behind.effective == pytest.approx(36 / (5 + 1 / count))
